@@ -3,8 +3,9 @@
 Run with ``python -m benchmarks.large``; every row is a process of its own. On the engines, softmax regression, one
 sample a client and round, with noise of full dimension on every client; memory is what the process holds at most,
 beyond its imports and data. On a real node, Flower's SuperLink and SuperNode over TLS on the loopback interface
-(:mod:`.footprint`); memory is that of the node's own process beyond what it holds while it waits. The last rows are
-gradients of a perceptron in PyTorch, sample by sample, in the memory that was stated.
+(:mod:`.footprint`); memory is that of the node's own process beyond what it holds while it waits. Then come
+gradients of a perceptron in PyTorch, sample by sample, in the memory that was stated. The last rows are steps of
+transformers with random weights: clipped gradients, summed without being written out, and an ordinary step.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ NODES = [MANY, MOST]
 HIDDEN, SAMPLES, INPUTS, CLASSES = 1_000, 64, 988, 10  # of the perceptron: d = 1,000,000 and a little
 MEMORIES = [48.0, 128.0, 512.0]  # MiB
 NODE_IDLE_S = 2.0
+# Words, width, heads, layers, words of a text: of transformers that classify texts.
+TRANSFORMERS = [(4096, 128, 4, 2, 64), (8192, 256, 4, 4, 64), (8192, 384, 6, 4, 64), (8192, 256, 4, 4, 128)]
+TEXTS, TURNS = 32, 5  # of a step; steps of each kind, which take turns
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,35 @@ class Chunk:
     stated_mib: float
     needed_mib: float
     seconds: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a transformer: the sum of its clipped gradients, and the gradient of the mean loss as usual.
+
+    Parameters
+    ----------
+    parameters, texts, words : int
+        d, texts of a step, and words of a text.
+    together : int
+        Texts that are computed together for clipped gradients; all of them for the ordinary step.
+    seconds, ordinary_seconds : float
+        Median of steps that take turns.
+    mib, ordinary_mib : float
+        What a process held at most during a step, beyond what it held before the model was made.
+    time_ratio, memory_ratio : float
+    """
+
+    parameters: int
+    texts: int
+    words: int
+    together: int
+    seconds: float
+    ordinary_seconds: float
+    mib: float
+    ordinary_mib: float
+    time_ratio: float
+    memory_ratio: float
 
 
 def _memory_mib(entry: str) -> float:
@@ -212,6 +245,100 @@ def run_chunks(stated_mib: float) -> Chunk:
     return Chunk(width, SAMPLES, stated_mib, _memory_mib("VmHWM") - base, seconds)
 
 
+def _transformer(words: int, width: int, heads: int, layers: int, length: int) -> Any:
+    """Return a transformer of random weights, which classifies texts."""
+    import torch
+    from torch import nn
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.mix = nn.MultiheadAttention(width, heads, batch_first=True)
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            normed = self.first(values)
+            values = values + self.mix(normed, normed, normed, need_weights=False)[0]
+            return values + self.down(nn.functional.gelu(self.up(self.second(values))))
+
+    class Transformer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(words, width)
+            self.places = nn.Parameter(0.02 * torch.randn(length, width))
+            self.layers = nn.Sequential(*[Layer() for _ in range(layers)])
+            self.norm, self.out = nn.LayerNorm(width), nn.Linear(width, CLASSES)
+
+        def forward(self, text: torch.Tensor) -> torch.Tensor:
+            return self.out(self.norm(self.layers(self.words(text) + self.places)).mean(1))
+
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(1)
+        return Transformer()
+
+
+def _steps(*sizes: int) -> tuple[Callable[[], Any], Callable[[], Any], int, int]:
+    """Return a step with clipped gradients and an ordinary one, the texts together in the former, and d."""
+    import torch
+    from murmurfl.clients.adapters.torch_model import ModuleGradients
+    from murmurfl.privacy.release.clipping import RowBound
+
+    module, loss = _transformer(*sizes), torch.nn.functional.cross_entropy
+    generator = np.random.Generator(np.random.Philox(key=1))
+    texts, classes = generator.integers(sizes[0], size=(TEXTS, sizes[-1])), generator.integers(CLASSES, size=TEXTS)
+    point = [values.detach().numpy() for values in module.parameters()]
+    gradients = ModuleGradients(module, loss)
+    bound = RowBound(1.0)
+
+    def clipped() -> Any:
+        made = gradients.summed([point], 1.0, lambda i: (texts[i : i + 1], classes[i : i + 1]), TEXTS)
+        if made is None:
+            raise SystemExit("Expected a transformer whose gradients have factors.")
+        return bound.total(made, sum(values.size for values in point))
+
+    def ordinary() -> None:
+        module.zero_grad()
+        loss(module(torch.from_numpy(texts)), torch.from_numpy(classes)).backward()
+
+    program = gradients.program(torch.from_numpy(texts[0]), torch.from_numpy(classes)[0])
+    together = gradients.summed_together(program)
+    return clipped, ordinary, together, sum(values.size for values in point)
+
+
+def run_step_memory(kind: str, *sizes: int) -> dict[str, float]:
+    """Measure the largest memory of a step in this process, beyond that before its model is made."""
+    from murmurfl.app.nodes.flower_process import give_back_large_blocks
+
+    give_back_large_blocks()
+    _steps(16, 8, 2, 1, 4)[kind == "ordinary"]()  # PyTorch's own first time
+    base = _peak_from_here()
+    clipped, ordinary, *_ = _steps(*sizes)
+    gc.collect()
+    _peak_from_here()
+    (ordinary if kind == "ordinary" else clipped)()
+    return {"mib": _memory_mib("VmHWM") - base}
+
+
+def run_step(*sizes: int) -> Step:
+    """Measure steps of a transformer, their memory in processes of their own."""
+    import torch
+
+    torch.set_num_threads(1)
+    clipped, ordinary, together, parameters = _steps(*sizes)
+    times: dict[Callable[[], Any], list[float]] = {clipped: [], ordinary: []}
+    for turn in range(TURNS + 1):
+        for step, taken in times.items():
+            started = time.perf_counter()
+            step()
+            if turn:  # the first one is PyTorch's
+                taken.append(time.perf_counter() - started)
+    seconds, usual = (float(np.median(times[step])) for step in (clipped, ordinary))
+    mib, usual_mib = (_in_a_process("step-memory", kind, *sizes)["mib"] for kind in ("clipped", "ordinary"))
+    ratios = float(np.median(np.divide(times[clipped], times[ordinary]))), mib / usual_mib
+    return Step(parameters, TEXTS, sizes[-1], together, seconds, usual, mib, usual_mib, *ratios)
+
+
 def _in_a_process(kind: str, *values: Any) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.large", "--row", kind, *map(str, values)]
     output = subprocess.run(
@@ -226,7 +353,11 @@ def measure(*, nodes: bool = True) -> dict[str, list[dict[str, Any]]]:
     rows = [_in_a_process("engine", *row) for row in ENGINES]
     if nodes:
         rows += [_in_a_process("node", features) for features in NODES]
-    return {"rows": rows, "chunks": [_in_a_process("chunks", stated) for stated in MEMORIES]}
+    return {
+        "rows": rows,
+        "chunks": [_in_a_process("chunks", stated) for stated in MEMORIES],
+        "steps": [_in_a_process("step", *sizes) for sizes in TRANSFORMERS],
+    }
 
 
 def table(document: dict[str, list[dict[str, Any]]]) -> str:
@@ -252,6 +383,18 @@ def table(document: dict[str, list[dict[str, Any]]]) -> str:
         f"{row['seconds']:.2f} |"
         for row in document["chunks"]
     ]
+    lines += [
+        "",
+        "| transformer, d | words | texts a step | together | clipped s | ordinary s | ratio | clipped MiB | "
+        "ordinary MiB | ratio |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['parameters']:,} | {row['words']} | {row['texts']} | {row['together']} | {row['seconds']:.2f} | "
+        f"{row['ordinary_seconds']:.2f} | {row['time_ratio']:.2f} | {row['mib']:,.0f} | {row['ordinary_mib']:,.0f} | "
+        f"{row['memory_ratio']:.2f} |"
+        for row in document.get("steps", ())
+    ]
     return "\n".join(lines)
 
 
@@ -262,15 +405,23 @@ def main() -> None:
         "--row", nargs="+", default=None, help="one row in this process: its kind and what it is made of"
     )
     parser.add_argument("--without-nodes", action="store_true", help="engines and gradients only")
+    parser.add_argument("--steps", action="store_true", help="steps of transformers only")
     arguments = parser.parse_args()
     if arguments.row:
         kind, *values = arguments.row
-        makers: dict[str, Callable[[], Row | Chunk]] = {
+        if kind == "step-memory":
+            print(json.dumps(run_step_memory(values[0], *map(int, values[1:]))))
+            return
+        makers: dict[str, Callable[[], Row | Chunk | Step]] = {
             "engine": lambda: run_engine(values[0], *map(int, values[1:])),
             "node": lambda: run_node(int(values[0])),
             "chunks": lambda: run_chunks(float(values[0])),
+            "step": lambda: run_step(*map(int, values)),
         }
         print(json.dumps(asdict(makers[kind]())))
+        return
+    if arguments.steps:
+        print(table({"rows": [], "chunks": [], "steps": [_in_a_process("step", *sizes) for sizes in TRANSFORMERS]}))
         return
     document = measure(nodes=not arguments.without_nodes)
     if not arguments.without_nodes:

@@ -263,15 +263,6 @@ class TorchProgram:
             mapped = torch.func.vmap(lambda *inputs: self._run(self._factored, inputs), in_dims=dims)
             return SummedBatch(self._gradients, mapped(*point, *records), fits)
 
-    @property
-    def rows_of_factors(self) -> int:
-        """The most rows that factors of one record have."""
-        values, count = self.batch(*self.made_up(1)), 0
-        for kind, _, *rest in self._gradients or ():
-            if kind == "product":
-                count = max(count, values.rows(rest[0]))
-        return count
-
     def made_up(self, count: int) -> tuple[list[Any], list[Any]]:
         """Return parameters and records of zeros, or of the lowest indices, of the captured shapes and types."""
         import torch
@@ -376,17 +367,13 @@ class SummedBatch:
     -----
     **Formal guarantees.** :meth:`norms` are at least 1 + 2^-17 times the true norms of the gradients that the values
     stand for, in exact arithmetic, and at least 2^-10 times M, the root of the sum over parameters of (sum over t of
-    ||l_t|| ||r_t||)^2. Therefore scaled gradients whose norms times scales are at most S are no longer than S less
-    2^-18 S, and a sum of up to 1024 of them is wrong by less than 2^-19 S. A record's norm is finite if and only if its
-    values are, and depends on no other record's values. Proof: docs/proofs/sensitivities.md.
+    ||l_t|| ||r_t||)^2. Therefore a gradient whose norm times its scale is at most S is no longer than S / (1 + 2^-17)
+    once it is scaled, and a sum of up to 1024 of them is off by less than 2^-18.9 S. A record's
+    norm is finite if and only if its values are, and depends on no other record's values. Proof: docs/proofs/sensitivities.md.
     """
 
     def __init__(self, gradients: list[list[Any]], values: list[Any], fits: Any) -> None:
         self._gradients, self._values, self._fits = gradients, values, fits
-
-    def rows(self, terms: list[list[Any]]) -> int:
-        """Return the rows that the factors of one record have, over the terms of a product."""
-        return sum(self._sides(term, slice(0, 1))[1].shape[1] for term in terms)
 
     def norms(self) -> NDArray[np.float64]:
         """Return norms of the records' gradients, shape (records,), enlarged; not finite where a gradient is not."""
@@ -412,7 +399,7 @@ class SummedBatch:
     @staticmethod
     def _square(shape: list[int], sides: list[tuple[Any, Any]]) -> tuple[Any, Any]:
         """Return the squared norms of products, enlarged by what rounding may have taken, and what M^2 is a sum of."""
-        square, spread = 0.0, 0.0
+        square = spread = sides[0][1].new_zeros(len(sides[0][1]))
         rows = sum(right.shape[1] for _, right in sides)
         for i, (left, right) in enumerate(sides):
             of_left, of_right = _products(left, left), right @ right.mT
@@ -889,10 +876,11 @@ class Serving:
     def _norms(self, header: Mapping[str, Any], records: Arrays) -> Arrays:
         self._batch = None  # before the next one is made
         program = self._programs[header["name"]]
-        self._batch = program.batch(self._point(header), program.stacked(records))
-        return [self._batch.norms()]
+        batch = program.batch(self._point(header), program.stacked(records))
+        self._batch = batch
+        return [batch.norms()]
 
-    def _sum(self, header: Mapping[str, Any], scales: Arrays) -> Arrays:  # noqa: ARG002 - one signature for all
+    def _sum(self, header: Mapping[str, Any], scales: Arrays) -> Arrays:
         batch, self._batch = self._batch, None
         if batch is None:
             raise ValueError("a sum of no batch")

@@ -237,7 +237,9 @@ class ReplayProcess:
         own = sum(array.nbytes for array in program.constants.values())
         memory = None
         if program.memory is not None:
-            memory = 2 * (self._together[program.digest] * program.memory + own) + first * (_WORKSPACE + self._threads * _OF_A_THREAD)
+            memory = 2 * (self._together[program.digest] * program.memory + own) + first * (
+                _WORKSPACE + self._threads * _OF_A_THREAD
+            )
             memory += (_KEPT_POINTS + 1) * program.memory
         header = {"do": "load", "name": program.digest, "kind": program.kind, "program": program.content}
         header |= {"names": list(program.constants), "memory": memory}

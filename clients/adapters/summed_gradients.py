@@ -48,19 +48,27 @@ def records_together(program: Program, memory_mib: float) -> int:
 
     As many as fit into the memory next to the sum, but no more than are useful.
     """
-    runnable = program.runnable
-    need = Need.measured(lambda count: _trial(runnable, count))
     width = sum(math.prod(shape) for shape, _ in program.results)
+    need = _need(program)
     fitting = int((check_memory(memory_mib) * 2**20 - 16 * width - need.fixed) // need.a_sample)
-    rows = max(runnable.rows_of_factors, 1)
+    rows: int = program.content["factors"]["rows"]
     useful = min(max(_ROWS_TOGETHER // rows, LEAST_TOGETHER), MOST_ROWS_TOGETHER // rows, MOST_TOGETHER)
     return max(min(fitting, useful), 1)
 
 
-def _trial(runnable: Any, count: int) -> None:
-    batch = runnable.batch(*runnable.made_up(count))
-    batch.norms()
-    batch.scaled_sum(np.ones(count))
+def _need(program: Program) -> Need:
+    """Return what made-up records need, whose values are no record's; more where they cannot be computed."""
+    runnable = program.runnable
+
+    def compute(count: int) -> None:
+        batch = runnable.batch(*runnable.made_up(count))
+        batch.norms()
+        batch.scaled_sum(np.ones(count))
+
+    try:
+        return Need.measured(compute)
+    except (IndexError, RuntimeError):  # an index that is computed
+        return Need(0, program.memory or 1 << 30)
 
 
 def sum_of_batch(program: Program, point: list[Any]) -> SumOfBatch:

@@ -401,18 +401,22 @@ def _factors(results: Sequence[Any], at: Mapping[Any, int], steps: Sequence[list
         return used.index(node)
 
     gradients: list[list[Any]] = []
+    most = 0
     for node, value in zip(results, values, strict=True):
         terms = _terms(node, turned=False) or []
         rows, kept = sum(term.rows for term in terms), sum(term.rows * term.size for term in terms)
         if not terms or kept >= value.numel() or rows > _MOST_TERMS:
             gradients.append(["written", number(node)])
             continue
+        most = max(most, rows)
         gradients.append(["product", list(value.shape), [[term.kind, *map(number, term.how)] for term in terms]])
         for call in (term.call for term in terms if term.call is not None):
             replaced[str(at[call])] = _without_weight(steps[at[call]])
-    if all(kind == "written" for kind, *_ in gradients):
+    if most == 0:
         return None
-    return {"gradients": gradients, "values": [{"n": at[node]} for node in used], "replaced": replaced}
+    return {
+        "gradients": gradients, "values": [{"n": at[node]} for node in used], "replaced": replaced, "rows": most,
+    }  # fmt: skip
 
 
 class _Term(NamedTuple):
@@ -487,15 +491,21 @@ def _unturned(node: Any, turned: bool) -> tuple[Any, bool]:
         reshaped = target in (aten.view.default, aten._unsafe_view.default)
         if target in same or (reshaped and value.shape == arguments[0].meta["val"].shape):
             node = arguments[0]
-        elif isinstance(value, torch.Tensor) and value.ndim == 2 and target is aten.t.default:
-            node, turned = arguments[0], not turned
-        elif target is aten.transpose.int and value.ndim == 2 and {one % 2 for one in arguments[1:]} == {0, 1}:
-            node, turned = arguments[0], not turned
-        elif target is aten.permute.default and value.ndim == 2 and [one % 2 for one in arguments[1]] == [1, 0]:
+        elif isinstance(value, torch.Tensor) and value.ndim == 2 and _turns(target, arguments):
             node, turned = arguments[0], not turned
         else:
             break
     return node, turned
+
+
+def _turns(target: Any, arguments: Sequence[Any]) -> bool:
+    """Return True if an operator turns a matrix over."""
+    import torch
+
+    aten = torch.ops.aten
+    if target is aten.transpose.int:
+        return {one % 2 for one in arguments[1:]} == {0, 1}
+    return target is aten.t.default or (target is aten.permute.default and [one % 2 for one in arguments[1]] == [1, 0])
 
 
 def _tensors(value: Any) -> list[Any]:
