@@ -60,7 +60,7 @@ PARTS = {
     # How much one record can move.
     *("Schema", "Records", "Owners", "OwnedSamples", "PerSampleGradients", "CarefulGradients", "CountedGradients"),
     *("LinearGradients", "ModuleGradients", "OwnerGradients", "RowBound", "Moments", "CountedRows"),
-    *("Program", "TorchProgram", "ReplayProcess", "TorchGradients", "ModuleMeasure"),
+    *("Program", "TorchProgram", "ReplayProcess", "TorchGradients", "ModuleMeasure", "SummedBatch", "SummedGradients"),
     *("RecordPlaces", "TableRows", "Encoder", "ImageFile", "ImageFolder"),
     # What was measured against a claim.
     *("AuditResult", "OneRunResult"),
