@@ -369,7 +369,8 @@ class SummedBatch:
     stand for, in exact arithmetic, and at least 2^-10 times M, the root of the sum over parameters of (sum over t of
     ||l_t|| ||r_t||)^2. Therefore a gradient whose norm times its scale is at most S is no longer than S / (1 + 2^-17)
     once it is scaled, and a sum of up to 1024 of them is off by less than 2^-18.9 S. A record's
-    norm is finite if and only if its values are, and depends on no other record's values. Proof: docs/proofs/sensitivities.md.
+    norm is finite if and only if its values are, and depends on no other record's values.
+    Proof: docs/proofs/sensitivities.md.
     """
 
     def __init__(self, gradients: list[list[Any]], values: list[Any], fits: Any) -> None:
