@@ -302,14 +302,14 @@ COUNTED = PrivacyPolicy(
 class Words:
     """Records, of which some do not fit."""
 
-    def __init__(self, words, targets, misfits=()):
-        self.words, self.targets, self.misfits = words.numpy(), targets.numpy(), misfits
+    def __init__(self, words, targets, unfit=()):
+        self.words, self.targets, self.unfit = words.numpy(), targets.numpy(), unfit
 
     def __len__(self):
         return len(self.targets)
 
     def __getitem__(self, chosen):
-        if any(chosen.start <= one < chosen.stop for one in self.misfits):
+        if any(chosen.start <= one < chosen.stop for one in self.unfit):
             raise InvalidRecordError("a record")
         return self.words[chosen], self.targets[chosen]
 
@@ -346,10 +346,10 @@ def _a_few_records_together(monkeypatch):
     monkeypatch.setattr(summed_gradients, "_ROWS_TOGETHER", 4 * LENGTH)
 
 
-@pytest.mark.parametrize(("counted", "misfits"), [(False, ()), (True, (0, 7))])
-def test_real_and_simulated_clients_have_the_sums_of_rows_written_out(counted, misfits):
+@pytest.mark.parametrize(("counted", "unfit"), [(False, ()), (True, (0, 7))])
+def test_real_and_simulated_clients_have_the_sums_of_rows_written_out(counted, unfit):
     _, words, targets = made("transformer")
-    samples = Words(words, targets, misfits)
+    samples = Words(words, targets, unfit)
     real = client_of(samples, real=True, counted=counted)
     assert real.privatizer.unwritten
     assert "(with factors, for sums)" in programs_of(real.gradients)
@@ -357,7 +357,7 @@ def test_real_and_simulated_clients_have_the_sums_of_rows_written_out(counted, m
     expected = sum_of(client_of(samples, real=True, counted=counted), unwritten=False)
     assert np.linalg.norm(found - expected) < 2e-5 * np.linalg.norm(expected)
     assert np.linalg.norm(found - expected) > 0.0
-    if not misfits:
+    if not unfit:
         simulated = sum_of(client_of(samples, real=False, counted=counted))
         assert simulated.tobytes() == found.tobytes()
 
@@ -371,9 +371,9 @@ def test_record_that_fails_a_batch_counts_as_zero_and_changes_nothing_else(real)
     strange[6] = 0
     module = Shifted()
     module.load_state_dict(made("transformer")[0].state_dict())
-    misfit = client_of(Words(strange, targets), real=real, module=module)
+    with_unfit = client_of(Words(strange, targets), real=real, module=module)
     without = client_of(Words(words, targets, (6,)), real=True, module=module)
-    found, expected = sum_of(misfit), sum_of(without)
+    found, expected = sum_of(with_unfit), sum_of(without)
     assert np.linalg.norm(found - expected) < 1e-12 * np.linalg.norm(expected)
 
 
