@@ -114,9 +114,9 @@ def _texts_of(package: str) -> Iterator[str]:
 
 
 DATA: Mapping[str, tuple[Callable[[str], Samples], tuple[int, int], Sequence[str]]] = {
-    "CIFAR-10, 2,000 images": (_cifar, (32, 32), ("colour", "soft-gradients")),
+    "CIFAR-10, 2,000 images": (_cifar, (32, 32), ("colour", "colour-96", "colour-24")),
     "MNIST, 10,000 images": (_mnist, (28, 28), ("scattering+strokes",)),
-    "digits, 1,797 images": (_digits, (8, 8), ("soft-gradients",)),
+    "digits, 1,797 images": (_digits, (8, 8), ("strokes", "soft-gradients")),
     "docstrings, 2,100 texts": (_docstrings, (1, 1), ("2048-n-grams",)),
 }
 """Data sets, their shape as images, and the features that are compared."""

@@ -74,8 +74,11 @@ def schema(
     from ...clients.records.drafting import Draft, document, draft
     from ...clients.records.image_folders import ImageFolder
     from ...clients.records.schema import Schema
+    from ...privacy.accounting.gdp import gdp_mu
     from ..data.table_task import folder_schema
     from ..reports.draft_review import draft_page
+    from ..runs.fit_arguments import EPSILON
+    from ..settings.run_config import run_keys
 
     with failing_clearly():
         if epsilon is not None or budget or ledger or private_log:
@@ -103,7 +106,7 @@ def schema(
             _check_new(out, html, force=force)
             apart = [site] if site else []
             if file.is_dir():
-                found = Draft(folder_schema(ImageFolder(file, site)))
+                found = Draft(folder_schema(ImageFolder(file, site), mu=gdp_mu(EPSILON, run_keys()["delta"].default)))
             else:
                 asked: dict[str, Any] = {"label": label, "owner": owner, "apart": apart, "header": not no_header}
                 found = draft(file, **asked, text=texts or ())

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from ...clients.records.client_records import Records, Rows, check_columns, table_file, table_rows
 from ...clients.records.drafting import Draft, draft, draft_of_rows
 from ...clients.records.encoders import TEXT_DIMENSION
-from ...clients.records.image_files import IMAGE_ENCODER
 from ...clients.records.image_folders import CLASS, IMAGE, ImageFolder
 from ...clients.records.schema import Column, Label, Schema, is_missing, text_of
 from ...privacy.accounting.guarantee import added_words, rounded_up
@@ -29,6 +28,10 @@ from ..settings.run_config import RunConfig, is_additive
 from .task import Dataset, Task
 
 _FEWEST_ROWS, _FEWEST_CLASSES = 10, 2
+_INNER_FOLDERS = (
+    "If the directories of classes are one level deeper, name the folder that holds them, or --site site if each outer "
+    "directory is a site."
+)
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,14 @@ class ReadTable:
         header: bool = True,
         text: Sequence[str] = (),
         features: str = "",
+        mu: float = math.inf,
     ) -> ReadTable:
         """Open a file, a folder of images, a DataFrame or a list of mappings, with its schema or a draft of one.
 
         ``owner`` is the column that says which person a row belongs to; default the schema's. Without ``header`` the
         first line of a CSV file is a row. ``text`` are columns of texts for a draft, and ``features`` those that images
-        of a folder are encoded by. Raises ConfigurationError if there is no such table, or a column that is
+        of a folder are encoded by; without a name they follow from its size and from ``mu``, that of a sum of all
+        clients. Raises ConfigurationError if there is no such table, or a column that is
         named is not in it.
         """
         found = Schema.read_file(Path(schema)) if isinstance(schema, str | Path) else schema
@@ -92,7 +97,7 @@ class ReadTable:
             name, rows = folder.folder.name, folder
             if features:
                 registered_images(features)
-            made = Draft(folder_schema(folder, features or IMAGE_ENCODER) if found is None else found)
+            made = Draft(folder_schema(folder, features, mu=mu) if found is None else found)
         elif isinstance(table, str | Path):
             path = Path(table).expanduser()
             asked: dict[str, Any] = {"label": label, "owner": owner, "apart": apart, "header": header, "text": text}
@@ -131,9 +136,10 @@ class ReadTable:
         kept = np.flatnonzero(fits)
         if len(kept) < _FEWEST_ROWS:
             others = "".join(f"; {count:,} have {reason}" for reason, count in records.reasons.most_common(1) if count)
+            inner = f" {_INNER_FOLDERS}" if isinstance(self.rows, ImageFolder) else ""
             raise ConfigurationError(
                 f"Expected at least {_FEWEST_ROWS} rows of {self.name} that fit the schema, got {len(kept)} of "
-                f"{len(records):,}{others}.",
+                f"{len(records):,}{others}.{inner}",
                 kind="out-of-range",
             )
         inputs, labels = records[:]
@@ -171,19 +177,25 @@ class ReadTable:
         return "", 0
 
 
-def folder_schema(folder: ImageFolder, encoder: str = IMAGE_ENCODER) -> Schema:
-    """Return the schema of a folder of images.
+def folder_schema(folder: ImageFolder, encoder: str = "", *, mu: float = math.inf) -> Schema:
+    """Return the schema of a folder of images, whose encoder follows from its size and ``mu`` if none is named.
 
     Notes
     -----
-    **Formal guarantees.** It follows from the names of the folder's directories alone, which are public.
+    **Formal guarantees.** It follows from the names of the folder's directories and from how many entries they have
+    together, which are public.
     """
     if len(folder.classes) < _FEWEST_CLASSES:
         raise ConfigurationError(
-            f"Expected a directory for each of at least two classes, got {', '.join(folder.classes)}.",
+            f"Expected a directory for each of at least two classes in {folder.folder.name}, got "
+            f"{', '.join(folder.classes)}. {_INNER_FOLDERS}",
             kind="out-of-range",
             setting="path",
         )
+    if not encoder:
+        from .features.colour import usual_colours
+
+        encoder = usual_colours(len(folder), len(folder.classes), mu)
     image = Column(kind="image", encoder=encoder, dimension=registered_images(encoder))
     return Schema(columns={IMAGE: image}, label=Label(column=CLASS, classes=folder.classes))
 

@@ -81,6 +81,11 @@ _TWO_CLASSES, _MOST_TRAVEL, _FEWEST_CLASSES = 0.5, 360.0, 2
 farther than other data's with the least noise, or more epsilon would give a worse model."""
 
 
+_TRAVEL_OF_A_SAMPLE = 3.0
+"""The farthest that features with short steps travel, eta S T / (1 - beta), for each sample: from there on a model
+follows single samples."""
+
+
 class _Scaled(NamedTuple):
     """Constants without dimension for other data: noise, T, S / R, eta S R of all rounds together, and the quantile.
 
@@ -196,6 +201,9 @@ class FullBatchMethod(Method, algorithm="full-batch"):
         if model.num_classes == _FEWEST_CLASSES:
             most = scaled(Scale(row.clip_norm, _MOST_TRAVEL), math.sqrt(squares), slower=num_rounds).learning_rate
             rate = min(_TWO_CLASSES * rate, most)
+        if registry("features")[config.features].short_steps:
+            travel = _TRAVEL_OF_A_SAMPLE * sum(sizes)
+            rate = min(rate, travel * (1.0 - row.momentum) / (row.clip_norm * num_rounds * squares))
         return Descent(
             clip_norm=clip,
             learning_rate=rate,

@@ -27,11 +27,12 @@ from ...privacy.mechanisms import noise_is_memoryless
 from ...privacy.release.policy import PrivacyPolicy, Trust
 from ...privacy.release.tables import NONE, POISSON, PRIVATE
 from ...privacy.setting import Value
+from ..data.features.colour import usual_colours
 from ..data.task import Dataset
 from ..methods import METHODS, ResolvedRun
 from ..methods.full_batch_method import has_table, usual_quantile
 from ..methods.method import worth_of_order
-from ..methods.presets import Resolve, the_task, tuned
+from ..methods.presets import Resolve, the_task, tuned, wanted_mu
 from ..methods.queries import trained_samples
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig, run_keys
@@ -41,8 +42,7 @@ SAMPLE_USES = {"once": 1, "few": 4, "any": None}
 """The most releases of a sample, by the run-config key ``strategy.sample-uses``; None for any number."""
 
 FEATURES_TRIED = ("strokes", "soft-gradients", "oriented-gradients", "pixels")
-FEATURES_OF_COLOUR = ("colour", "pixels")
-"""Features that are tried where none are named, those that teach most first."""
+"""Features of grey images that are tried where none are named, those that teach most first."""
 _SIDE_OF_STROKES = 16
 """Images with fewer pixels a side have few strokes: on digits of 8 x 8 centred soft gradients teach more."""
 
@@ -123,11 +123,16 @@ class PlanRequest:
         task = registry("task")[self.config.task]
         if self.config.features != run_keys()["features"].default or not task.has_images:
             return (self.config.features,)
-        able = [name for name in (FEATURES_OF_COLOUR if task.in_colour else FEATURES_TRIED) if self._can_have(name)]
+        able = [name for name in (self._of_colour() if task.in_colour else FEATURES_TRIED) if self._can_have(name)]
         if not centred:
             return tuple(name for name in able if registry("features")[name].centring != PRIVATE)
         small = min(task.image_shape) < _SIDE_OF_STROKES
         return tuple(name for name in able if not (small and name == "strokes"))
+
+    def _of_colour(self) -> tuple[str, ...]:
+        """Return features of colour images, those that teach most first under the noise in a sum of all clients."""
+        mu = wanted_mu(self.config) / math.sqrt(1.0 if self.config.trust_model == "trusted-server" else self.clients)
+        return usual_colours(sum(self.sizes), max(self.num_classes, 1), mu), "pixels"
 
     def can_centre(self, strategy: str) -> bool:
         """Return True if a strategy's clients may release the mean of their features first."""

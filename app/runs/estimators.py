@@ -21,8 +21,8 @@ from ...clients.records.schema import Column, Label, Schema
 from ...privacy.errors import ConfigurationError
 from ..data.table_task import ReadTable
 from ..models.public_pipeline import linear_terms
-from .fit_arguments import EPSILON, FitArguments, own_keys
-from .rehearsal import CLIENTS, rehearsed_once
+from .fit_arguments import CLIENTS, EPSILON, FitArguments, own_keys
+from .rehearsal import rehearsed_once
 from .sealed import run_sealed
 
 if TYPE_CHECKING:

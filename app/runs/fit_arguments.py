@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...clients.records.schema import Schema
+from ...clients.records.schema import Column, Schema
+from ...privacy.accounting.gdp import gdp_mu
 from ...privacy.errors import ConfigurationError
 from ...privacy.release.tables import POISSON, PRIVATE, SHUFFLED
 from ...privacy.setting import Value, by_key
@@ -24,10 +26,13 @@ SCALING_SHARE = 0.1
 """Share of mu^2 for the statistics that columns are scaled by."""
 EPSILON = 2.0
 """Default epsilon of a fit."""
+CLIENTS = 5
+"""Clients that rows are dealt to where no column says whose they are."""
 DEALT = ("task", "num-clients", "clients-per-round")
 """Keys that the table and its clients decide."""
 DECLARED = ("partition", "partition.alpha", "partition.classes")
 """Keys by which rows are dealt to clients in a rehearsal, where no column says whose they are."""
+_SUMS_ALONE = ("trusted-server", "secure-aggregation")
 _FULL_BATCH, _TRUSTED = "full-batch", "trusted-full-batch"
 
 
@@ -55,8 +60,17 @@ class FitArguments:
         rest = dict(self.settings)
         if isinstance(self.table, str | Path) and Path(self.table).expanduser().is_dir():
             asked["features"] = str(rest.pop("features", ""))  # of images, which are encoded as they are read
+            asked["mu"] = self._mu_of_sum()
         found = ReadTable.of(self.table, schema=self.schema, text=self.text, **asked)
         return found, own_keys(replace(self, settings=rest), found.schema)
+
+    def _mu_of_sum(self) -> float:
+        """Return the mu that a sum of all clients would have by the noise in it, for a choice among features."""
+        given = by_key(self.settings, run_keys())
+        epsilon = float(given.get("epsilon", 0.0)) or self.epsilon or EPSILON
+        asked = given.get("mu") or gdp_mu(epsilon, float(given.get("delta", run_keys()["delta"].default)))
+        clients = self.clients or CLIENTS
+        return float(asked) / (1.0 if self.trust in _SUMS_ALONE else math.sqrt(clients))
 
 
 def own_keys(asked: FitArguments, schema: Schema) -> dict[str, Value]:
@@ -144,4 +158,15 @@ def _usual_keys(schema: Schema, trust: str, *, additive: bool) -> dict[str, Valu
         strategy = _TRUSTED if trusted else _FULL_BATCH
     else:  # made-up data of numbers have classes: there is nothing to rehearse
         strategy = "auto" if trusted or not of_numbers else _FULL_BATCH
-    return {"strategy": strategy, "model": "additive" if additive else "ridge" if of_numbers else "softmax"}
+    own: dict[str, Value] = {"strategy": strategy}
+    own["model"] = "additive" if additive else "ridge" if of_numbers else "softmax"
+    images = all(one.kind == "image" for one in schema.columns.values())
+    if images and not (of_numbers or schema.owner) and all(map(_want_centring, schema.columns.values())):
+        own["centring"] = PRIVATE
+    return own
+
+
+def _want_centring(column: Column) -> bool:
+    """Return True if a column's images are encoded by features whose mean had better be removed."""
+    features = registry("features")
+    return column.encoder in features and features[column.encoder].centring == PRIVATE

@@ -25,7 +25,7 @@ from ..planning.rehearsal import ALIKE, SKEWED
 from ..settings.layers import layered
 from ..settings.run_config import RunConfig
 from .baselines import baselines, mean_scores, one_against_others, reliability, scores_of, sites_alone_on_own
-from .fit_arguments import SCALING_SHARE, FitArguments
+from .fit_arguments import CLIENTS, SCALING_SHARE, FitArguments
 from .fit_summary import ERRORS, figure, is_useless, short_figure, shown_figure, summary_of_fit
 from .outcome import Alone, Outcome, Rehearsal, Scores, SeveralSeeds
 from .progress import Progress
@@ -34,8 +34,6 @@ from .result import RunResult
 from .simulate import bar_of_rounds
 from .simulated_figures import NOTE, alone
 
-CLIENTS = 5
-"""Clients that rows are dealt to where no column says whose they are."""
 HELD_OUT_SHARE = 0.2
 """Share of rows held out for the score."""
 _SUMS = "secure-aggregation"

@@ -64,7 +64,7 @@ class ImageFolder(Rows):
         if not entries:
             raise ConfigurationError(
                 f"Expected images in {where} in a directory for each class"
-                f"{', within one for each site' if site else ''}, got none.",
+                f"{', within one for each site' if site else ''}, got none. An image outside of them has no class.",
                 kind="missing",
                 setting="path",
             )

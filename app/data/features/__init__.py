@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from ....clients.records.encoders import register_encoder
 from ...settings.registry import Registry
-from .colour import Colour, squared
+from .colour import COLOURS, squared
 from .feature_map import Features
 from .gradients import BlockMeans, OrientedGradients, Pixels, SoftGradients
 from .learnt import LEARNT
@@ -13,7 +13,7 @@ from .own_features import SUFFIX, FileFeatures, own_features, save_features
 
 __all__ = ["FEATURES", "Features", "save_features"]
 
-_BUILT_IN = (Pixels(), OrientedGradients(), BlockMeans(2), BlockMeans(4), SoftGradients(), *LEARNT, Colour())
+_BUILT_IN = (Pixels(), OrientedGradients(), BlockMeans(2), BlockMeans(4), SoftGradients(), *LEARNT, *COLOURS)
 
 FEATURES = Registry("features", Features, _BUILT_IN, adapt=own_features, suffix=SUFFIX, of_file=FileFeatures)
 """The built-in maps by name, and a user's own: ``package.module:function``, or the path of a file that
@@ -47,4 +47,5 @@ def register_images(name: str) -> int:
     return width
 
 
-register_images("colour")
+for one in COLOURS:
+    register_images(one.name)

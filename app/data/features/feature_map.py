@@ -43,6 +43,9 @@ class Features(Named, ABC):
         Whether images of every size have equally many features.
     side : int
         Pixels of the side that images in files are resized to, unless they may have any size; 0 for the usual 32.
+    short_steps : bool
+        Whether classes overlap so much that the steps of full batches are bounded by the number of samples: longer ones
+        follow single samples where there is little noise.
     """
 
     norm_bound: float | None = None
@@ -51,6 +54,7 @@ class Features(Named, ABC):
     reads_colour: bool = False
     any_size: bool = False
     side: int = 0
+    short_steps: bool = False
 
     def of_any(self, images: NDArray[np.uint8], white: int = 255) -> NDArray[np.float32]:
         """Return the features of grey or colour images; row i depends on image i alone."""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from murmurfl.app import load_model
 from murmurfl.app.data.features import FEATURES
+from murmurfl.app.data.table_task import folder_schema
 from murmurfl.clients.records.drafting import document
 from murmurfl.clients.records.image_folders import ImageFolder
 from murmurfl.privacy import ConfigurationError
@@ -52,7 +53,21 @@ def test_folder_is_fitted_as_a_table_and_predicts_a_folder(tmp_path):
     assert 'kind = "image"' in (where / "schema.toml").read_text()
     predicted = load_model(where).predict(folder / "north")
     assert np.mean(predicted == np.repeat(["cat", "dog"], 30)) > 0.85
-    assert "one of texts or images" in json.dumps(json.loads((where / "card.json").read_text())["pipeline"])
+    assert "one with centring" in json.dumps(json.loads((where / "card.json").read_text())["pipeline"])
+
+
+def test_features_of_a_folder_follow_from_epsilon_and_its_public_size(tmp_path):
+    folder = photos(tmp_path / "photos")
+    (folder / "cat" / "notes.txt").write_text("no image")
+    encoders = []
+    for epsilon in (1, 80):
+        result = fit(folder, epsilon=epsilon, clients=2, trust="secure-aggregation", **SETTINGS)
+        encoders.append(result.table.schema.columns["image"].encoder)
+        assert result.outcome.centring is not None
+    assert encoders == ["colour-24", "colour"]
+    with_image = photos(tmp_path / "other", per_class=31)
+    (with_image / "dog" / "030.png").unlink()
+    assert folder_schema(ImageFolder(folder), mu=1.0) == folder_schema(ImageFolder(with_image), mu=1.0)
 
 
 def test_real_fit_of_a_folder_treats_a_strange_file_as_zero(tmp_path, capfd):
@@ -118,7 +133,9 @@ def test_text_is_learnt_alone_and_next_to_other_columns(tmp_path, columns):
     result = fit(table, label="ill", text="note", epsilon=8, clients=2, trust="secure-aggregation", **SETTINGS)
     assert list(result.table.schema.columns) == (["note"] if len(columns) == 1 else ["age", "note"])
     assert result.outcome.accuracy > 0.9
-    model = load_model(result.save(tmp_path / "model"))
+    where = result.save(tmp_path / "model")
+    assert "one of texts or images" in json.dumps(json.loads((where / "card.json").read_text())["pipeline"])
+    model = load_model(where)
     rest = {"age": 50.0} if "age" in columns else {}
     assert model.predict([{"note": "fever, cough", **rest}, {"note": "all well", **rest}]).tolist() == ["yes", "no"]
 
@@ -140,3 +157,27 @@ def test_folder_is_encoded_by_features_that_are_named(tmp_path):
     column = result.table.schema.columns["image"]
     assert column.encoder == "soft-gradients"
     assert column.dimension == FEATURES["soft-gradients"](np.zeros((1, 32, 32), np.uint8), 255).shape[1]
+
+
+@pytest.mark.parametrize(("outer", "setting"), [(("train", "test"), None), (("animals",), "path")])
+def test_classes_one_level_deeper_are_refused_with_what_to_do(tmp_path, outer, setting):
+    folder = photos(tmp_path / "photos", per_class=12, sites=outer)
+    with raises(ConfigurationError, "out-of-range", setting, match="--site site"):
+        fit(folder, epsilon=8, clients=2, **SETTINGS)
+    assert fit(folder / outer[0], epsilon=8, clients=2, **SETTINGS).table.rows == 24
+
+
+def test_odd_names_hidden_files_and_a_class_of_one_image_are_read(tmp_path):
+    folder = photos(tmp_path / "my photos", per_class=12)
+    for number, file in enumerate(sorted((folder / "cat").iterdir())):
+        file.rename(file.with_name(f"cat {number}.PNG"))
+    (folder / "a fish").mkdir()
+    (folder / "a fish" / "only one.JPG").write_bytes((folder / "dog" / "000.png").read_bytes())
+    (folder / ".git").mkdir()
+    for name in (".DS_Store", "Thumbs.db"):
+        (folder / name).touch()
+        (folder / "dog" / name).touch()
+    result = fit(folder, epsilon=8, clients=2, **SETTINGS)
+    assert result.table.schema.label.classes == ("a fish", "cat", "dog")
+    assert result.table.rows == 27  # the two files among the dogs are rows that do not fit
+    assert sum(result.table.invalid_records.values()) == 2

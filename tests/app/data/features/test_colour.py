@@ -10,9 +10,12 @@ from murmurfl.app.data.features.colour import (
     normal_patches,
     patch_averages,
     squared,
+    usual_colours,
 )
 from murmurfl.app.data.features.feature_map import luminance
 from murmurfl.app.data.features.own_features import FileFeatures, own_features, save_features
+from murmurfl.app.methods.full_batch_method import FullBatchMethod
+from murmurfl.app.models import make_model
 from murmurfl.app.papers.strokes.procedural_images import colour_arrays, procedural_images
 from murmurfl.app.papers.strokes.random_characters import keyed
 from murmurfl.app.settings.run_config import RunConfig
@@ -38,6 +41,31 @@ def test_rows_have_norm_one_and_depend_on_their_image_alone(shape):
     assert colour_features(others)[2] == pytest.approx(rows[2], abs=1e-5)
     assert colour_features(some[2:])[0] == pytest.approx(rows[2], abs=1e-5)
     assert colour_features(some[:0]).shape == (0, 385)
+
+
+@pytest.mark.parametrize("few", [96, 24])
+def test_fewer_directions_are_the_first_ones_scaled_anew(few):
+    some = procedural_images(3, keyed("test"))
+    rows, whole = FEATURES[f"colour-{few}"].of_any(some), colour_features(some)
+    assert rows.shape == (3, few + 1)
+    assert str(few + 1) in FEATURES[f"colour-{few}"].sentence
+    first = whole[:, :few] / np.linalg.norm(whole[:, :few], axis=1, keepdims=True)
+    assert rows[:, :few] / np.linalg.norm(rows[:, :few], axis=1, keepdims=True) == pytest.approx(first, abs=1e-5)
+    assert np.linalg.norm(rows, axis=1) == pytest.approx(np.ones(3), abs=1e-6)
+    assert np.linalg.norm(whole[:, :few], axis=1).max() < 0.9  # so without scaling, noise would weigh more
+
+
+def test_more_noise_leaves_fewer_directions():
+    found = [usual_colours(1_000, 4, mu) for mu in (0.1, 0.3, 3.0)]
+    assert found == ["colour-24", "colour-96", "colour"]
+
+
+@pytest.mark.parametrize(("features", "travel"), [("colour", 4_800.0), ("soft-gradients", 90_000.0)])
+def test_steps_without_noise_are_bounded_by_the_number_of_samples(features, travel):
+    config = RunConfig(task="cifar10", features=features, strategy="full-batch", mechanism="none", centring="private")
+    model = make_model("softmax", 385, 10, constant=True)
+    found = FullBatchMethod().settled(config, 60, model, (160,) * 10)
+    assert found.learning_rate * found.clip_norm * 60 / (1 - found.momentum) == pytest.approx(travel)
 
 
 def test_image_and_its_mirror_image_have_the_same_features():
