@@ -23,7 +23,8 @@ from ...clients.nodes.operators_file import OperatorsFile
 from ...clients.nodes.roster_files import read_helper_key, read_roster
 from ...clients.private_client import PrivateClient
 from ...clients.queries import ClientQuery
-from ...clients.records.client_records import OwnerGradients, Records, file_items
+from ...clients.records.client_records import OwnerGradients, Records, check_columns, file_items
+from ...clients.records.image_folders import ImageFolder
 from ...clients.records.places import additive_rows
 from ...clients.records.schema import Schema
 from ...privacy.accounting.gdp import asked_mu, gdp_mu
@@ -373,8 +374,8 @@ class NodeConfig(RecordsFile):
         return client
 
     def _secret_of_owners(self) -> bytes:
-        """Return the secret from which the places of owners follow; empty without owners."""
-        if not self.samples_per_owner:
+        """Return the secret from which places of owners, or of a folder's files, follow; empty without either."""
+        if not (self.samples_per_owner or (self.samples and Path(self.samples).expanduser().is_dir())):
             return b""
         ledger = SQLiteLedger(self.ledger)
         return ledger.secret_of_owners(ledger.keys())
@@ -468,8 +469,8 @@ class NodeConfig(RecordsFile):
 
         With owners, a row for each of them.
 
-        ``secret`` is, with owners, the client's ledger's (:meth:`~murmurfl.privacy.Ledger.secret_of_owners`). No
-        refusal says anything of any one sample.
+        ``secret`` is, with owners or a folder of images, the client's ledger's
+        (:meth:`~murmurfl.privacy.Ledger.secret_of_owners`). No refusal says anything of any one sample.
         """
         if self.samples:
             schema = Schema.read_file(Path(self.schema))
@@ -509,7 +510,8 @@ class NodeConfig(RecordsFile):
                 kind="unsupported",
                 setting="schema",
             )
-        items = file_items(Path(self.samples), schema)
+        where = Path(self.samples).expanduser()
+        items = _folder_items(where, schema, secret) if where.is_dir() else file_items(where, schema)
         prepared = None if self.additive else _flat
         read = schema.of_values() if self.additive else schema
         if not self.samples_per_owner:
@@ -524,6 +526,20 @@ class NodeConfig(RecordsFile):
         records = Records(items, read, prepared=prepared, together=True)
         records.log()
         return records.by_owner(self.samples_per_owner, places=self.num_records, secret=secret)
+
+
+def _folder_items(where: Path, schema: Schema, secret: bytes) -> ImageFolder:
+    """Return the entries of a folder with a directory for each of the schema's classes, in a secret order.
+
+    Notes
+    -----
+    **Formal guarantees.** Where a file stands does not depend on the names of the others, for whoever does not know the
+    secret: if a file is replaced by any other, one record is another one. Directories without a class of the schema are
+    records that do not fit, so they are not told apart from others.
+    """
+    folder = ImageFolder(where)
+    check_columns(folder.columns, schema)
+    return folder.in_secret_order(secret)
 
 
 def _flat(inputs: NDArray[Any]) -> NDArray[np.float32]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from murmurfl.app import client_app
+from murmurfl.app.data.table_task import folder_schema
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.nodes.connection import Connection
@@ -29,6 +30,7 @@ from murmurfl.clients import (
 from murmurfl.clients.nodes.client_file import SampleNode
 from murmurfl.clients.nodes.operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
 from murmurfl.clients.records.drafting import document
+from murmurfl.clients.records.image_folders import ImageFolder
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, SystemKeys, gdp_mu, protocol
 from murmurfl.privacy.files import write_private
 from murmurfl.privacy.setting import by_key, settings_of
@@ -684,3 +686,38 @@ def test_a_file_of_somebody_else_is_not_read(tmp_path, monkeypatch):
         monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with raises(ConfigurationError, "insecure", match=f"belongs to user {owner or 4711}"):
         read_node(tmp_path / "node.toml")
+
+
+def folder_node(tmp_path):
+    """A node's client whose samples are a folder of images."""
+    image = pytest.importorskip("PIL.Image")
+    random = np.random.Generator(np.random.Philox(key=9))
+    folder = tmp_path / "photos"
+    for number in range(6):
+        where = folder / ("cat", "dog")[number % 2]
+        where.mkdir(parents=True, exist_ok=True)
+        image.fromarray(random.integers(0, 256, (16, 16, 3), np.uint8)).save(where / f"{number}.png")
+    schema = folder_schema(ImageFolder(folder), "colour-24").model_copy(update={"reviewed": True})
+    (tmp_path / "schema.toml").write_text(document(schema))
+    SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
+    own = {"samples": "photos", "centring": "private", "centring.norm": 1.0}
+    return NodeConfig.read(write(tmp_path, {**OWN, **OF_ARRAYS, **own})).make_client()
+
+
+def test_folder_of_images_is_an_operators_samples(tmp_path):
+    client = folder_node(tmp_path)
+    assert (client.privatizer.num_samples, client.privatizer.num_parameters) == (6, 2 * 26)
+    inputs, labels = client.samples[:]
+    assert inputs.shape == (6, 25)
+    assert sorted(labels) == [0, 0, 0, 1, 1, 1]
+
+
+def test_files_of_a_folder_stand_where_the_ledgers_secret_says(tmp_path, monkeypatch):
+    """In the order of names, one file that is replaced by one of another class would move all those between."""
+    orders = []
+    for secret in (b"one", b"two", b"two"):
+        monkeypatch.setattr(SQLiteLedger, "secret_of_owners", lambda ledger, keys, secret=secret: secret)
+        inputs, _ = folder_node(tmp_path / f"{len(orders)}").samples[:]
+        orders.append([row.tobytes() for row in inputs])
+    assert sorted(orders[0]) == sorted(orders[1])
+    assert orders[0] != orders[1] == orders[2]
