@@ -407,14 +407,23 @@ def _capturing(seen: Seen, partition: Callable[[], int]) -> Iterator[None]:
 
 def _capture_sklearn(seen: Seen, partition: Callable[[], int], stack: ExitStack) -> None:
     from sklearn.linear_model import LogisticRegression, SGDClassifier
+    from sklearn.neural_network import MLPClassifier, MLPRegressor
 
-    for kind, method in ((LogisticRegression, "fit"), (SGDClassifier, "fit"), (SGDClassifier, "partial_fit")):
+    both = [
+        (kind, method) for kind in (SGDClassifier, MLPClassifier, MLPRegressor) for method in ("fit", "partial_fit")
+    ]
+    for kind, method in ((LogisticRegression, "fit"), *both):
         usual = getattr(kind, method)
 
         def noted(self: Any, features: Any, labels: Any, *args: Any, usual: Any = usual, **named: Any) -> Any:
             if seen.training:
                 seen.estimator = self
-                seen.datasets.setdefault(partition(), (np.asarray(features, dtype=np.float64), np.asarray(labels)))
+                made, before = (
+                    (np.asarray(features, dtype=np.float64), np.asarray(labels)),
+                    seen.datasets.get(partition()),
+                )
+                if before is None or len(before[1]) < len(made[1]):  # some begin with made-up rows, for the classes
+                    seen.datasets[partition()] = made
             return usual(self, features, labels, *args, **named)
 
         stack.enter_context(patch.object(kind, method, noted))

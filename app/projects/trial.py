@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, Context, Message
 
-from ...clients import CorrelatedNoiseMod, LinearEstimator, UpdatePolicy, private_client_app
+from ...clients import CorrelatedNoiseMod, LinearEstimator, MLPEstimator, UpdatePolicy, private_client_app
 from ...clients.records.client_records import items_of
 from ...clients.records.drafting import pair_of
 from ...privacy.accounting.gdp import gdp_mu
@@ -456,13 +456,7 @@ def _module_score(module: Any, run: ForeignRun) -> float:
 
 def _of_estimator(run: ForeignRun, epsilon: float, delta: float, rounds: int) -> _Rehearsal:
     seen = run.seen
-    classes = tuple(np.unique(np.concatenate([np.asarray(y) for _, y in seen.datasets.values()])).tolist())
-    features = next(iter(seen.datasets.values()))[0].shape[1]
-    count = sum(len(y) for _, y in seen.datasets.values())
-    given = seen.estimator.get_params()
-    # Steps, stopping and weights of classes are the server's, or none (docs/private-client-app.md).
-    plain = type(seen.estimator)(**{key: given[key] for key in ("loss", "alpha", "C", "fit_intercept") if key in given})
-    model = LinearEstimator(plain, num_features=features, classes=classes, num_samples=count)
+    model, line = _stated(seen.estimator, list(seen.datasets.values()))
 
     def samples(context: Context) -> Any:
         return run.data_of(int(context.node_config["partition-id"]))
@@ -472,7 +466,7 @@ def _of_estimator(run: ForeignRun, epsilon: float, delta: float, rounds: int) ->
 
     train = _steps(run, make, model.initial_arrays(), rounds)
     client = (
-        f"model = LinearEstimator({plain!r}, num_features={features}, classes={classes}, num_samples={count})\n"
+        f"model = {line}\n"
         "app = private_client_app(model, samples=samples, epsilon={epsilon}{delta}, rounds={rounds}, clip_norm={clip}"
         "{trust})\n"
         "# samples(context) returns features and labels of the context's partition"
@@ -482,6 +476,25 @@ def _of_estimator(run: ForeignRun, epsilon: float, delta: float, rounds: int) ->
         "result = strategy.start(grid, model.initial_arrays(), num_rounds={rounds})"
     )
     return _Rehearsal("samples", epsilon, delta, rounds, client, server, _guessing(_targets(run)), train)
+
+
+def _stated(estimator: Any, parts: Sequence[tuple[Any, Any]]) -> tuple[LinearEstimator | MLPEstimator, str]:
+    """Return the model of an estimator for records of these parts, and the code that makes it."""
+    given, targets = estimator.get_params(), np.concatenate([np.asarray(labels) for _, labels in parts])
+    # Steps, stopping and weights of classes are the server's, or none (docs/private-client-app.md).
+    perceptron = type(estimator).__name__.startswith("MLP")
+    kept = ("hidden_layer_sizes", "activation") if perceptron else ("loss", "alpha", "C", "fit_intercept")
+    plain = type(estimator)(**{key: given[key] for key in kept if key in given})
+    features, classes = np.shape(parts[0][0])[1], tuple(np.unique(targets).tolist())
+    stated = f"{plain!r}, num_features={features}, "
+    if not perceptron:
+        count = len(targets)
+        model = LinearEstimator(plain, num_features=features, classes=classes, num_samples=count)
+        return model, f"LinearEstimator({stated}classes={classes}, num_samples={count})"
+    if hasattr(estimator, "classes_"):
+        return MLPEstimator(plain, features, classes=classes), f"MLPEstimator({stated}classes={classes})"
+    bounds = (math.floor(targets.min()), math.ceil(targets.max()))
+    return MLPEstimator(plain, features, bounds=bounds), f"MLPEstimator({stated}bounds={bounds})"
 
 
 def _of_updates(run: ForeignRun, epsilon: float, delta: float) -> _Rehearsal:

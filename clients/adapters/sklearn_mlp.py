@@ -87,7 +87,7 @@ class MLPEstimator:
     >>> from sklearn.neural_network import MLPClassifier
     >>> model = MLPEstimator(MLPClassifier((16,), random_state=0), num_features=30, classes=[0, 1])
     >>> [array.shape for array in model.initial_arrays().values()]
-    [(30, 16), (16,), (16, 1), (1,)]
+    [(30, 16), (16, 1), (16,), (1,)]
     """
 
     estimator: Any
@@ -140,9 +140,9 @@ class MLPEstimator:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of its arrays: weights and intercepts of each layer in turn."""
+        """Names of its arrays: the weights of each layer, then the intercepts."""
         layers = range(len(self.gradients.sizes) - 1)
-        return tuple(f"{kind}.{layer}" for layer in layers for kind in ("coefs_", "intercepts_"))
+        return tuple(f"{kind}.{layer}" for kind in ("coefs_", "intercepts_") for layer in layers)
 
     def initial_arrays(self) -> ArrayRecord:
         """Return the arrays at which training starts, for a strategy's ``start``."""
@@ -151,8 +151,8 @@ class MLPEstimator:
     def _start(self) -> list[Values]:
         shapes = self.gradients.shapes
         if hasattr(self.estimator, "coefs_"):
-            pairs = zip(self.estimator.coefs_, self.estimator.intercepts_, strict=True)
-            found = [np.array(values, dtype=np.float64) for pair in pairs for values in pair]
+            given = [*self.estimator.coefs_, *self.estimator.intercepts_]
+            found = [np.array(values, dtype=np.float64) for values in given]
             if [values.shape for values in found] != shapes:
                 raise ConfigurationError(
                     f"Expected coefs_ and intercepts_ of shapes {shapes}, got {[values.shape for values in found]}.",
@@ -163,11 +163,8 @@ class MLPEstimator:
         key = seed if isinstance(seed, int) and seed >= 0 else 0
         random = np.random.Generator(np.random.Philox(key=key))
         factor = 2.0 if self.estimator.activation == "logistic" else 6.0
-        arrays = []
-        for inputs, outputs in pairwise(self.gradients.sizes):
-            limit = math.sqrt(factor / (inputs + outputs))
-            arrays += [random.uniform(-limit, limit, size=shape) for shape in ((inputs, outputs), (outputs,))]
-        return arrays
+        limits = [math.sqrt(factor / (inputs + outputs)) for inputs, outputs in pairwise(self.gradients.sizes)]
+        return [random.uniform(-limit, limit, size=size) for limit, size in zip(2 * limits, shapes, strict=True)]
 
     def fitted(self, arrays: ArrayRecord) -> Any:
         """Return a new estimator that predicts with the arrays of a strategy's result.
@@ -192,7 +189,8 @@ class MLPEstimator:
             labels = list(self.classes)
             made.partial_fit(np.zeros((len(labels), self.num_features)), labels, classes=labels)
         made.set_params(solver=self.estimator.solver)
-        made.coefs_, made.intercepts_ = values[::2], values[1::2]
+        layers = len(values) // 2
+        made.coefs_, made.intercepts_ = values[:layers], values[layers:]
         return made
 
     def client_model(self) -> ClientModel:
@@ -275,9 +273,7 @@ class MLPGradients:
 
     def __init__(self, sizes: Sequence[int], activation: str, *, num_classes: int) -> None:
         self.sizes = tuple(sizes)
-        self.shapes: list[tuple[int, ...]] = []
-        for inputs, outputs in pairwise(sizes):
-            self.shapes += [(inputs, outputs), (outputs,)]
+        self.shapes: list[tuple[int, ...]] = [*pairwise(sizes), *((size,) for size in sizes[1:])]
         self._num_classes = num_classes
         self._apply, self._slope = _ACTIVATIONS[activation]
         self._residuals: Residuals = _least_squares
@@ -287,28 +283,26 @@ class MLPGradients:
     def activations(self, parameters: Sequence[NDArray[Any]], features: Values) -> list[Values]:
         """Return what each layer gives, the features first and the scores last, shape (samples, units)."""
         found = [features]
-        layers = list(zip(parameters[::2], parameters[1::2], strict=True))
-        for number, (weights, intercepts) in enumerate(layers):
-            values = found[-1] @ np.asarray(weights, dtype=np.float64) + np.asarray(intercepts, dtype=np.float64)
-            found.append(values if number == len(layers) - 1 else self._apply(values))
+        arrays, layers = [np.asarray(values, dtype=np.float64) for values in parameters], len(parameters) // 2
+        for layer in range(layers):
+            values = found[-1] @ arrays[layer] + arrays[layers + layer]
+            found.append(self._apply(values) if layer < layers - 1 else values)
         return found
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> Values:
         features, labels = np.asarray(samples[0], dtype=np.float64), np.asarray(samples[1])
         rows = np.empty((len(features), sum(map(math.prod, self.shapes))))
         known = (labels >= 0) & (labels < self._num_classes) if self._num_classes else np.isfinite(labels)
+        parts = np.split(rows, np.cumsum(list(map(math.prod, self.shapes)))[:-1], axis=1)
+        layers = len(parts) // 2
         with np.errstate(all="ignore"):
             found = self.activations(parameters, features)
             residuals = self._residuals(found[-1], np.where(known, labels, 0))
-            end = rows.shape[1]
-            for layer in range(len(found) - 2, -1, -1):
-                rows[:, end - residuals.shape[1] : end] = residuals
-                end -= residuals.shape[1]
-                outer = found[layer][:, :, None] * residuals[:, None, :]
-                rows[:, end - outer[0].size : end] = outer.reshape(len(rows), -1)
-                end -= outer[0].size
+            for layer in reversed(range(layers)):
+                parts[layers + layer][:] = residuals
+                parts[layer][:] = (found[layer][:, :, None] * residuals[:, None, :]).reshape(parts[layer].shape)
                 if layer:
-                    weights = np.asarray(parameters[2 * layer], dtype=np.float64)
+                    weights = np.asarray(parameters[layer], dtype=np.float64)
                     residuals = (residuals @ weights.T) * self._slope(found[layer])
         rows[~known] = np.nan
         return rows

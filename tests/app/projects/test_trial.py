@@ -2,14 +2,20 @@
 
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 from murmurfl.app import try_project
 from murmurfl.app.commands.main import cli
-from murmurfl.app.projects.foreign import Project, put_into, score_of
+from murmurfl.app.projects.foreign import Project, Seen, _capture_sklearn, put_into, score_of
+from murmurfl.app.projects.trial import _stated
+from murmurfl.clients import LinearEstimator, MLPEstimator
 from murmurfl.privacy import ConfigurationError, gdp_mu
+from sklearn.linear_model import SGDClassifier
+from sklearn.neural_network import MLPClassifier
 from typer.testing import CliRunner
 
 from tests.harness.errors import raises
@@ -140,3 +146,20 @@ def test_the_printed_lines_give_what_was_said():
             found.append(np.mean([fitted.score(*one) for one in tests]))
         scores[way.trust] = float(np.mean(found))
     assert {way.trust: way.score for way in trial.ways} == pytest.approx(scores, abs=0.1)
+
+
+@pytest.mark.parametrize("estimator", [MLPClassifier((3,)), SGDClassifier()])
+def test_made_up_rows_for_the_classes_are_no_clients_data_and_a_stated_estimator_says_how_it_is_made(estimator):
+    features, labels = np.arange(40.0).reshape(20, 2), np.arange(20) % 2
+    seen = Seen(training=True)
+    with ExitStack() as stack:
+        _capture_sklearn(seen, lambda: 0, stack)
+        estimator.partial_fit(np.zeros((2, 2)), [0, 1], classes=[0, 1])
+        estimator.partial_fit(features, labels)
+        estimator.partial_fit(features[:5], labels[:5])
+    assert [len(part) for part in seen.datasets[0]] == [20, 20]
+    model, line = _stated(seen.estimator, list(seen.datasets.values()))
+    names = {"MLPEstimator": MLPEstimator, "LinearEstimator": LinearEstimator}
+    made = eval(line, names | {"MLPClassifier": MLPClassifier, "SGDClassifier": SGDClassifier})
+    assert (made.num_features, made.classes) == (model.num_features, model.classes) == (2, (0, 1))
+    assert made.names == model.names

@@ -43,11 +43,11 @@ def test_the_mean_gradient_is_the_step_of_scikit_learn(kind, activation):
     point = values(model)
     theirs, classes = clone(model.estimator), {} if kind == "numbers" else {"classes": np.unique(TARGETS[kind])}
     theirs.partial_fit(INPUTS, TARGETS[kind], **classes)
-    theirs.coefs_, theirs.intercepts_ = [one.copy() for one in point[::2]], [one.copy() for one in point[1::2]]
+    theirs.coefs_, theirs.intercepts_ = [one.copy() for one in point[:3]], [one.copy() for one in point[3:]]
     theirs._optimizer.params = theirs.coefs_ + theirs.intercepts_
     theirs._optimizer.velocities = [np.zeros_like(one) for one in theirs._optimizer.params]
     theirs.partial_fit(INPUTS, TARGETS[kind])
-    after = [one for pair in zip(theirs.coefs_, theirs.intercepts_, strict=True) for one in pair]
+    after = [*theirs.coefs_, *theirs.intercepts_]
     stepped = np.concatenate([(one - other).ravel() for one, other in zip(point, after, strict=True)]) / STEP
     rows = model.gradients(point, (INPUTS, TARGETS[kind]))
     assert np.abs(stepped).max() > 0.01
