@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-__path__ = [str(Path(__file__).parent)]
+__path__ = [str(Path(__file__).parent), str(Path(__file__).parent / "app" / "wheel")]  # the latter has testing.py
 
 if TYPE_CHECKING:
     from .app.models.trained_model import load_model as load_model

@@ -30,6 +30,18 @@ class InProcessGrid(Grid):
     """Nodes of a ClientApp in this process: a node's ``partition-id`` is its number, ``run_config`` what it sees.
 
     ``simulated`` is False where the one client is real, with keys and a ledger of its own.
+
+    Examples
+    --------
+    >>> from flwr.clientapp import ClientApp
+    >>> app = ClientApp()
+    >>> @app.query()
+    ... def query(message, context):
+    ...     return Message(RecordDict(), reply_to=message)
+    >>> grid = InProcessGrid(app, 3, {"lr": 0.1})
+    >>> asked = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
+    >>> [reply.has_error() for reply in grid.send_and_receive(asked)]
+    [False, False, False]
     """
 
     def __init__(

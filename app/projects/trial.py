@@ -208,6 +208,36 @@ def try_project(
         return Trial(project.name, "refused", without, clients=nodes, reason=str(error), files=files)
 
 
+def assert_useful(place: str | Trial, **options: Any) -> Trial:
+    """Return the trial of a project; fail a test unless its model is useful with privacy.
+
+    Parameters
+    ----------
+    place : str or Trial
+        A project, as for :func:`try_project`, or its trial.
+    **options
+        Parameters of :func:`try_project`.
+
+    Raises
+    ------
+    AssertionError
+        If privacy leaves no useful model for a server that nobody trusts or under secure sums, the project is refused,
+        or it measures nothing. The text is that of ``murmurfl try``.
+
+    Examples
+    --------
+    >>> try:
+    ...     assert_useful(Trial("app", "refused", reason="Trees have no update."))
+    ... except AssertionError as error:
+    ...     print(error)
+    app: refused. Trees have no update.
+    """
+    trial = place if isinstance(place, Trial) else try_project(place, **options)
+    if not trial.verdict.startswith("useful"):
+        raise AssertionError("\n".join(trial.lines()))
+    return trial
+
+
 @dataclass
 class _Rehearsal:
     """Runs of one project with privacy."""
@@ -235,7 +265,9 @@ class _Rehearsal:
         best = max(scored, key=scored.__getitem__)
         candidates = [factor for factor in self.factors if factor <= best][-2:] or [self.factors[0]]
         seeds = _SEEDS if time.monotonic() - began < _SLOW_S else _SEEDS[:1]
+        # A project that hardly trains is measured by what its model can learn with full batches.
         learnt = without - self.guessing
+        learnt = learnt if learnt > _BEYOND else max(*scored.values(), without) - self.guessing
         ways: list[Way] = []
         for trust, noisy_mu in self._noise(run.nodes):
             first = {factor: self.train(noisy_mu, factor, 0)[0] or 0.0 for factor in candidates}
@@ -248,8 +280,8 @@ class _Rehearsal:
         chosen_way = ways[0] if ways[0].useful else max(ways, key=lambda way: way.kept)
         client, server = self._lines(chosen_way, run.nodes)
         reason = (
-            f"The project as it is ends {100 * learnt:.0f} points beyond guessing: there is little to keep. Train it "
-            "for longer, or on a task that it learns."
+            f"The project as it is ends {100 * (without - self.guessing):.0f} points beyond guessing, and so does its "
+            "model without noise: there is little to keep. Train it for longer, or on a task that it learns."
             if learnt <= _BEYOND
             else "More clients, more records of each, or a smaller model would help: the mean of "
             f"{4 * run.nodes} clients has half of this noise."
@@ -316,7 +348,12 @@ def _steps(
 ) -> Any:
     """Return a function that trains with full batches; ``own`` scores a model where the project does not."""
     with without_log():
-        bound = make(mu=_NO_NOISE, rounds=rounds).measured_bound()
+        try:
+            bound = make(mu=_NO_NOISE, rounds=rounds).measured_bound()
+        except ConfigurationError as error:  # which stands for what was wrong with the model or the records
+            if isinstance(error.__cause__, MurmurflError):
+                raise error.__cause__ from error
+            raise
     clip = 0.1 * bound
 
     def train(mu: float, factor: float, seed: int) -> tuple[float | None, Way]:

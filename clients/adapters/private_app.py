@@ -186,7 +186,7 @@ class PrivateClientApp(ClientApp):
         """Return R by the gradients of a simulated client's records, which nothing protects."""
         node_config: dict[str, Any] = {"partition-id": 0, "num-partitions": _SOME_CLIENTS}
         context = Context(run_id=0, node_id=0, node_config=node_config, state=RecordDict(), run_config={})
-        found, cause = math.inf, None
+        found, cause, fitting = math.inf, None, []
         try:
             items = items_of(self._given(context))
             schema = self.schema or self.model.schema or inferred(items)
@@ -196,15 +196,17 @@ class PrivateClientApp(ClientApp):
         except Exception as error:  # a project's own code raises what it likes
             cause = error
         if math.isinf(found):
+            said = f" ({type(cause).__name__}: {cause})" if cause is not None else ""
             raise ConfigurationError(
                 "Expected a schema with bounds of every number, from which steps follow, or samples of a simulated "
-                "client to measure, got neither: pass schema=, or choose a learning_rate.",
+                f"client to measure, got neither{said}: pass schema=, or choose a learning_rate.",
                 kind="missing",
                 setting="schema",
             ) from cause
         logger.warning(
-            "Steps follow from the records of simulated client 0, since there is no schema with bounds. Real clients "
-            "need a schema; then steps follow from it."
+            "Steps follow from the gradients of %d records of simulated client 0, as samples(context) gives them for "
+            "partition 0, since there is no schema with bounds. Real clients need a schema; then steps follow from it.",
+            len(fitting),
         )
         return found
 

@@ -14,6 +14,7 @@ from murmurfl.app.projects.foreign import Project, Seen, _capture_sklearn, put_i
 from murmurfl.app.projects.trial import _stated
 from murmurfl.clients import LinearEstimator, MLPEstimator
 from murmurfl.privacy import ConfigurationError, gdp_mu
+from murmurfl.testing import assert_useful
 from sklearn.linear_model import SGDClassifier
 from sklearn.neural_network import MLPClassifier
 from typer.testing import CliRunner
@@ -47,6 +48,7 @@ def test_an_estimator_is_rehearsed_by_its_own_evaluation():
     assert trial.without > 0.85 > trial.guessing
     untrusted, sums = trial.ways
     assert sums.score > 0.85
+    assert assert_useful(trial) is trial
     assert sums.score >= untrusted.score - 0.05
     assert "LinearEstimator(LogisticRegression(), num_features=30" in trial.client_line
     assert "private_client_app" in trial.client_line
@@ -57,6 +59,8 @@ def test_an_epsilon_that_leaves_nothing_is_called_useless():
     """The sibling of the test above: a verdict that followed from the project as it is would be useful."""
     trial = try_project(f"{APPS}.logistic", nodes=3, rounds=4, epsilon=0.01)
     assert trial.verdict == "useless"
+    with pytest.raises(AssertionError, match="Likely useless"):
+        assert_useful(trial)
     assert all(way.kept < 0.5 for way in trial.ways)
     assert "clients has half of this noise" in " ".join(trial.lines())
     assert all(len(line) <= 80 for line in trial.lines())
