@@ -192,18 +192,31 @@ class BlockTask:
 
 
 def stacked_samples(parts: Sequence[tuple[Any, slice]]) -> Any:
-    """One batch of several clients' samples: arrays, or tuples of arrays, with the samples along the first axis."""
+    """Return one batch of several clients' samples, along the first axis of arrays in tuples or by name."""
     kinds = {type(samples) for samples, _ in parts}
     stack = getattr(parts[0][0], "stack", None)
     if len(kinds) == 1 and stack is not None:
         return stack(parts)
     batches = [samples[chosen] for samples, chosen in parts]
-    if all(isinstance(batch, np.ndarray) for batch in batches):
-        return np.concatenate(batches)
-    if all(isinstance(batch, tuple) for batch in batches):
-        return tuple(np.concatenate([np.asarray(part) for part in column]) for column in zip(*batches, strict=True))
-    raise ConfigurationError(
-        f"Expected batches that are arrays or tuples of arrays, got {type(batches[0]).__name__}; use another engine.",
+    if isinstance(batches[0], list):
+        raise _no_batch(batches[0])
+    return _joined(batches)
+
+
+def _joined(batches: Sequence[Any]) -> Any:
+    first = batches[0]
+    if isinstance(first, Mapping):
+        return {name: _joined([batch[name] for batch in batches]) for name in first}
+    if isinstance(first, tuple):
+        return tuple(_joined(column) for column in zip(*batches, strict=True))
+    if not hasattr(first, "shape") and not isinstance(first, list):
+        raise _no_batch(first)
+    return np.concatenate([np.asarray(batch) for batch in batches])
+
+
+def _no_batch(found: Any) -> ConfigurationError:
+    return ConfigurationError(
+        f"Expected batches of arrays, in tuples or by name, got {type(found).__name__}; use another engine.",
         kind="wrong-type",
     )
 
@@ -212,9 +225,11 @@ def spread_samples(samples: Any, places: NDArray[np.intp], count: int) -> Any:
     """Return a batch of ``count`` samples, the given ones in their places and zeros in all others."""
     if isinstance(samples, tuple):
         return tuple(spread_samples(part, places, count) for part in samples)
+    if isinstance(samples, Mapping):
+        return {name: spread_samples(part, places, count) for name, part in samples.items()}
     if not isinstance(samples, np.ndarray):
         raise ConfigurationError(
-            f"Expected a batch that is an array or a tuple of arrays, got {type(samples).__name__}; use one worker.",
+            f"Expected a batch of arrays, in tuples or by name, got {type(samples).__name__}; use one worker.",
             kind="wrong-type",
         )
     spread = np.zeros((count, *samples.shape[1:]), samples.dtype)

@@ -9,12 +9,13 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.fleet.health import NodeHealth
 from murmurfl.app.fleet.preflight import check_node
 from murmurfl.app.nodes.journal import Journal
-from murmurfl.app.nodes.node_app import answers_of, client_of, own_app, read_node
+from murmurfl.app.nodes.node_app import answers_of, check_before_records, client_of, own_app, read_node
 from murmurfl.app.nodes.supernode import prepared_answers
-from murmurfl.clients import UpdateNode, messages, trainable_arrays
+from murmurfl.clients import Label, Part, Schema, UpdateNode, messages, trainable_arrays
 from murmurfl.clients.adapters.per_sample_gradients import programs_of
 from murmurfl.clients.nodes.client_file import SampleNode
 from murmurfl.clients.nodes.roster_files import write_client_key, write_roster
+from murmurfl.clients.records.drafting import document
 from murmurfl.privacy import ConfigurationError, Guarantee, LedgerError, SQLiteLedger, gdp_mu, protocol, read_ledger
 from murmurfl.privacy.sums.roster import ClientKey, HelperKey, Roster
 from typer.testing import CliRunner
@@ -380,6 +381,18 @@ def test_a_murmurfl_node_stays_and_answers_the_same_code(folder, text, app, code
     assert not (folder[0] / "seen.json").exists(), "no record was asked for"
     journal.note("connected", superlink="a:1")
     assert health.problem == "not-configured"
+
+
+@pytest.mark.parametrize("name", ["input", ""])
+def test_owners_with_inputs_by_name_are_refused_before_a_record_is_read(folder, name):
+    part = Part(shape=(2,), bounds=(0, 10), name=name)
+    schema = Schema(inputs=(part,), label=Label(classes=2), owner="patient", reviewed=True)
+    (folder[0] / "schema.toml").write_text(document(schema))
+    node = read_node(write(folder, FILE.replace("num-records = 6", "num-records = 6\nsamples-per-owner = 2")))
+    expected = raises(ConfigurationError, "unsupported", "owner", match="one array") if name else nullcontext()
+    with expected:
+        check_before_records(node)
+    assert not (folder[0] / "seen.json").exists()
 
 
 def no_memory(context):

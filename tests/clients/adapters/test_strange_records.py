@@ -44,6 +44,19 @@ def of_jax():
     return jax_client_model(JaxModel(lambda p, x: x @ p["w"], parameters), None), CLASSES
 
 
+def of_keras():
+    pytest.importorskip("jax")
+    pytest.importorskip("keras")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("KERAS_BACKEND", "jax")  # read at the first import
+        import keras
+    from murmurfl.clients.adapters.keras_model import keras_client_model
+
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    return keras_client_model(model, keras.losses.SparseCategoricalCrossentropy(from_logits=True), seed=1), CLASSES
+
+
 def of_a_function():
     return function_client_model(own_gradients.huber, {"weights": np.zeros(4), "bias": np.zeros(())}), NUMBERS
 
@@ -53,6 +66,7 @@ ADAPTERS = {
     "scikit-learn": of_sklearn,
     "perceptron": of_a_perceptron,
     "jax": of_jax,
+    "keras": of_keras,
     "function": of_a_function,
 }
 STRANGE = {
