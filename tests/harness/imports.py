@@ -80,8 +80,8 @@ class Imports:
     def _of(self, name: str) -> tuple[set[str], set[str]]:
         ours: set[str] = set()
         outside: set[str] = set()
-        # In a wheel this file is the package itself.
-        package = () if name == "app/wheel/__init__.py" else tuple(name.split("/")[:-1])
+        # In a wheel these files are in the package itself.
+        package = () if name.startswith("app/wheel/") else tuple(name.split("/")[:-1])
         tree = parsed((self.root / name).read_text())
         for node in _statements(tree):
             outside |= _outside(node)
