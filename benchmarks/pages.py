@@ -542,6 +542,21 @@ def foreign_apps() -> str:
     return "\n".join(lines)
 
 
+def apps_of_others() -> str:
+    """Return the table of apps that somebody else wrote, as they are and with privacy."""
+    made = json.loads((DOCUMENTS / "foreign.json").read_text())
+    lines = [
+        "| app | from | lines changed | guessing | without privacy | untrusted server | under sums | `try` said |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for one in made["foreign"]:
+        shares = [one[key] for key in ("guessing", "without", "untrusted", "sums")]
+        guess, *others = ["" if share is None else f"{100 * share:.1f}" for share in shares]
+        cells = [f"{one['app']} {one['version']}", one["origin"], one["lines"] or "", guess if one["lines"] else ""]
+        lines.append(f"| {' | '.join(map(str, [*cells, *others, one['verdict']]))} |")
+    return "\n".join(lines)
+
+
 BLOCKS = {
     "README.md": {"results": summary},
     "docs/performance.md": {
@@ -614,7 +629,7 @@ BLOCKS = {
             )
         },
     },
-    "docs/private-client-app.md": {"foreign": foreign_apps},
+    "docs/private-client-app.md": {"foreign": foreign_apps, "apps-of-others": apps_of_others},
     "docs/results.md": {
         **{name: lambda name=name: beside(name) for name in ("reshef-levy-2025", "reshef-levy-2024")},
         **{name: lambda name=name: crosswise(name) for name in ("best-accuracy", "many-sites", "secure-aggregation")},

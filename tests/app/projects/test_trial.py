@@ -25,7 +25,8 @@ from tests.harness.grid import context_of
 pytestmark = pytest.mark.usefixtures("no_result_folder")
 
 APPS = "tests.harness.apps"
-TABLE = json.loads((Path(__file__).parents[3] / "docs" / "results" / "foreign.json").read_text())["rows"]
+DOCUMENT = json.loads((Path(__file__).parents[3] / "docs" / "results" / "foreign.json").read_text())
+TABLE, THEIRS = DOCUMENT["rows"], DOCUMENT["foreign"]
 
 
 def arrays(**values):
@@ -115,6 +116,16 @@ def test_nothing_in_the_table_is_called_useful_that_ends_at_guessing():
             assert 0 < row["lines"] <= 8
         else:
             assert row["reason"] or best < row["without"]
+
+
+def test_nothing_of_others_is_called_useful_that_ends_at_guessing():
+    assert len(THEIRS) >= 8
+    for row in THEIRS:
+        best = max(row["untrusted"] or 0.0, row["sums"] or 0.0)
+        if row["verdict"].startswith("useful"):
+            assert best > row["guessing"] + 0.05
+        else:
+            assert row["reason"]
 
 
 def test_the_printed_lines_give_what_was_said():
