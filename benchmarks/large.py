@@ -387,7 +387,7 @@ def table(document: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
-def steps_table(document: dict[str, list[dict[str, Any]]]) -> str:
+def steps_table(rows: list[dict[str, Any]]) -> str:
     """Return steps of transformers as a Markdown table."""
     lines = [
         "| transformer, d | words | texts a step | together | clipped s | ordinary s | ratio | clipped MiB | "
@@ -398,7 +398,7 @@ def steps_table(document: dict[str, list[dict[str, Any]]]) -> str:
         f"| {row['parameters']:,} | {row['words']} | {row['texts']} | {row['together']} | {row['seconds']:.2f} | "
         f"{row['ordinary_seconds']:.2f} | {row['time_ratio']:.2f} | {row['mib']:,.0f} | {row['ordinary_mib']:,.0f} | "
         f"{row['memory_ratio']:.2f} |"
-        for row in document["steps"]
+        for row in rows
     ]
     return "\n".join(lines)
 
@@ -428,7 +428,7 @@ def main() -> None:
     if arguments.steps:
         made = {"steps": [_in_a_process("step", *sizes) for sizes in TRANSFORMERS]}
         STEPS.write_text(json.dumps(made, indent=2) + "\n")
-        print(steps_table(made))
+        print(steps_table(made["steps"]))
         return
     document = measure(nodes=not arguments.without_nodes)
     if not arguments.without_nodes:

@@ -569,7 +569,7 @@ BLOCKS = {
         "ray": part("ray", ray.table),
         "inprocess": part("inprocess", in_process.table),
         "large": part("large", large.table),
-        "steps": lambda: large.steps_table(document("steps")),
+        "steps": lambda: shown(document("steps").get("steps"), large.steps_table),
         "scale": part("scale", scale.table),
         "fleet": part("fleet", fleet.table),
         "device": part("device", device.table),
