@@ -263,6 +263,18 @@ def test_a_norm_that_cancels_below_what_rounding_leaves_would_be_caught(monkeypa
         check_all_seeds()
 
 
+def test_no_norm_is_far_below_the_lengths_of_the_factors():
+    """Rounding of a sum is as large as these, however much of them cancels."""
+    generator = np.random.Generator(np.random.Philox(key=3))
+    left, right, _, _ = strange_factors(generator, 8, 4, 3, 3)
+    tensors = [torch.from_numpy(one) for one in (left, right)]
+    batch = replay.SummedBatch([["product", [3, 3], [["matrix", 0, False, 1, False]]]], tensors, torch.ones(8) > 0)
+    lengths = (np.linalg.norm(left.astype(float), axis=2) * np.linalg.norm(right.astype(float), axis=2)).sum(1)
+    assert (batch.norms() >= lengths * LARGEST * (1.0 - 1e-9)).all()
+    exact = [squared(exact_gradient(one, other, (), ())) for one, other in zip(left, right, strict=True)]
+    assert any(float(one) < (LARGEST * length) ** 2 / 4.0 for one, length in zip(exact, lengths, strict=True))
+
+
 # ------------------------------------------------------------------------------------------------- strange records
 @pytest.mark.parametrize("strange", [np.nan, np.inf, 3e38, -1e30, 1e-45])
 @pytest.mark.parametrize("name", ["mlp", "cnn", "lora"])
