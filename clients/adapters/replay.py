@@ -137,6 +137,7 @@ class TorchProgram:
             (list(shape), self._named[kind], device) for shape, kind, device in program["inputs"]
         ]
         self._count = len(self._inputs)
+        self.on_device = any(device != "cpu" for _, _, device in self._inputs)
         self._parameters: int = program["parameters"]
         self._bounds: dict[int, list[Any]] = {int(number): found for number, found in program["bounds"].items()}
         steps: list[list[Any]] = program["steps"]
@@ -560,6 +561,7 @@ class JaxProgram:
         jax: Any = importlib.import_module("jax")
         self._jax = jax
         self._inputs = [(tuple(shape), jax.numpy.dtype(kind)) for shape, kind in program["inputs"]]
+        self.on_device = program["platform"] != "cpu"
         self._parameters: int = program["parameters"]
         self._end = self._parameters + program["record"]
         results = [(tuple(shape), jax.numpy.dtype(kind)) for shape, kind in program["results"]]
@@ -630,9 +632,46 @@ def check_module(module: Any) -> None:
             attributes = operation.attributes
             named = attributes["call_target_name"] if "call_target_name" in attributes else ""  # noqa: SIM401
             raise ValueError(f"the operation {operation.name} {named}".rstrip())
+        if operation.name == "stablehlo.while" and not _counts(operation):
+            raise ValueError(
+                "the operation stablehlo.while without a fixed number of rounds, which runs for as long as a record's "
+                "values say"
+            )
         for region in operation.regions:
             for block in region:
                 todo.extend(one.operation for one in block)
+
+
+def _counts(loop: Any) -> bool:
+    """Return True if a loop counts by one from a constant to another, as ``scan`` does: none may run for good."""
+    condition, body = (region.blocks[0] for region in loop.regions)
+    end = list(condition.operations)[-1]
+    compare = _maker(end.operands[0])
+    if _name(compare) != "stablehlo.compare" or " LT" not in str(compare.attributes["comparison_direction"]):
+        return False
+    counter, limit = compare.operands
+    if counter not in list(condition.arguments) or _name(_maker(limit)) != "stablehlo.constant":
+        return False
+    number = list(condition.arguments).index(counter)
+    add = _maker(list(body.operations)[-1].operands[number])
+    if _name(_maker(loop.operands[number])) != "stablehlo.constant" or _name(add) != "stablehlo.add":
+        return False
+    before, step = add.operands
+    one = _maker(step)
+    is_one = _name(one) == "stablehlo.constant" and str(one.attributes["value"]) in _ONE
+    return is_one and before == list(body.arguments)[number]
+
+
+_ONE = ("dense<1> : tensor<i32>", "dense<1> : tensor<i64>")
+
+
+def _maker(value: Any) -> Any:
+    """Return the operation of which a value is a result, or the block whose argument it is."""
+    return getattr(value.owner, "operation", value.owner)
+
+
+def _name(found: Any) -> str:
+    return getattr(found, "name", "")
 
 
 def exact(array: NDArray[Any], kind: Any) -> NDArray[Any]:
@@ -663,8 +702,9 @@ def _plain_result(found: Any) -> NDArray[Any]:
 class FunctionProgram:
     """A project's own function of parameters and one record, called for each record in a copy of this process.
 
-    The process is copied (``fork``) before each record, and the copy ends with it. What the function leaves in memory
-    is gone with the copy. A copy can open no file and no connection, nor make a file longer.
+    The process is copied (``fork``) before each record, which only the copy reads, and the copy ends with it. What the
+    function leaves in memory is gone with the copy, and so is what reading the record leaves there. A copy can open no
+    file and no connection, nor make a file longer.
 
     Parameters
     ----------
@@ -680,7 +720,7 @@ class FunctionProgram:
     **Formal guarantees.** What :meth:`compute` returns is a function of parameters and one record if the function reads
     and changes nothing outside of the copy's memory. That is the promise of its author and of the operator: it could
     still rename or remove files, or signal other processes. Where a system cannot copy a process, the promise covers
-    memory as well.
+    memory as well; where it does not list a process's memory, as Linux does, memory that copies share.
     """
 
     def __init__(self, program: Mapping[str, Any], constants: Mapping[str, NDArray[Any]]) -> None:
@@ -691,6 +731,11 @@ class FunctionProgram:
         arrays = list(constants.values())
         count = len(self._results)
         self._made(arrays[:count], arrays[count:])  # imports what it imports when it is called
+        if shared := _shared_memory():
+            raise ValueError(
+                f"memory that is shared with other processes ({shared}): leave out mmap, and values and arrays of "
+                "multiprocessing"
+            )
 
     def point(self, arrays: Sequence[NDArray[Any]]) -> Arrays:
         """Return parameters as they are."""
@@ -698,31 +743,7 @@ class FunctionProgram:
 
     def compute(self, point: Arrays, record: Sequence[NDArray[Any]]) -> Arrays:
         """Return the results for one record, or raise whatever went wrong."""
-        if not hasattr(os, "fork"):
-            return self._made(point, record)
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            self._answer(writing, point, record)
-        os.close(writing)
-        try:
-            with os.fdopen(reading, "rb") as stream:
-                return read_message(stream)[1]
-        finally:
-            os.waitpid(child, 0)
-
-    def _answer(self, writing: int, point: Arrays, record: Sequence[NDArray[Any]]) -> None:
-        """Write the results from a copy of the process, and end it."""
-        try:
-            os.dup2(writing, 3)
-            os.closerange(4, os.sysconf("SC_OPEN_MAX"))
-            _open_nothing()
-            made = self._made(point, record)
-            with os.fdopen(3, "wb", closefd=False) as stream:
-                write_message(stream, {}, made)
-            os._exit(0)
-        finally:
-            os._exit(1)
+        return self._made(point, record)
 
     def _made(self, point: Arrays, record: Sequence[NDArray[Any]]) -> Arrays:
         parts = iter(np.array(one) for one in record)
@@ -773,6 +794,16 @@ def _function_of(program: Mapping[str, Any]) -> Callable[..., Any]:
     return found
 
 
+def _shared_memory() -> str:
+    """Return what memory copies of this process could write to for one another; empty if there is none known."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            parts = [line.split(maxsplit=5) for line in file]
+    except OSError:
+        return ""
+    return next((" ".join(one[5:]).strip() or "no name" for one in parts if one[1][1] == "w" and one[1][3] == "s"), "")
+
+
 def _open_nothing() -> None:
     import resource
 
@@ -790,7 +821,8 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Mapping[str, NDArray[Any]]], Any]]
 
 def write_message(stream: BinaryIO, header: Mapping[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None:
     """Write one message."""
-    arrays = [np.ascontiguousarray(array).reshape(np.shape(array)) for array in arrays]
+    arrays = [np.asarray(array) for array in arrays]  # in the processor's order of bytes, of which names say nothing
+    arrays = [np.ascontiguousarray(one, one.dtype.newbyteorder("=")).reshape(one.shape) for one in arrays]
     described = [[array.dtype.name, list(array.shape)] for array in arrays]
     text = json.dumps({**header, "arrays": described}).encode()
     stream.write(struct.pack("<Q", len(text)) + text)
@@ -807,14 +839,24 @@ def read_message(stream: BinaryIO) -> tuple[dict[str, Any], Arrays]:
     EOFError
         If the stream ends.
     """
+    header = read_header(stream)
+    return header, read_arrays(stream, header)
+
+
+def read_header(stream: BinaryIO) -> dict[str, Any]:
+    """Read a message up to its arrays; EOFError if the stream ends."""
     (length,) = struct.unpack("<Q", _read(stream, 8))
-    header = json.loads(_read(stream, length))
+    return json.loads(_read(stream, length))
+
+
+def read_arrays(stream: BinaryIO, header: dict[str, Any]) -> Arrays:
+    """Read the arrays of a message, after its header; EOFError if the stream ends."""
     arrays = []
     for kind, shape in header.pop("arrays"):
         array = np.empty(shape, dtype=kind)
         _fill(stream, array.reshape(-1).view(np.uint8).data)
         arrays.append(array)
-    return header, arrays
+    return arrays
 
 
 def _read(stream: BinaryIO, length: int) -> bytes:
@@ -830,6 +872,10 @@ def _fill(stream: BinaryIO, into: memoryview) -> None:
         if not count:
             raise EOFError
         done += count
+
+
+_READ, _BEGUN, _REPLIED = b"r", b"b", b"a"
+"""Progress of a copy of the process: it has read a record, begins to reply, has replied."""
 
 
 class Serving:
@@ -856,8 +902,50 @@ class Serving:
             return None
         try:
             return {"ok": True}, self._DOES[header["do"]](self, header, arrays)
-        except BaseException:  # whatever it is, and whatever it says: it may depend on the record
+        except UnfitRecordError:
             return {"ok": False}, []
+        except BaseException:  # whatever it is, and whatever it says: it may depend on the record
+            if any(getattr(program, "on_device", False) for program in self._programs.values()):
+                os._exit(1)  # a device that failed once may answer every later record with the same error
+            return {"ok": False}, []
+
+    def needs_copy(self, header: Mapping[str, Any]) -> bool:
+        """Return True if no record of a request may reach this process, only a copy of it."""
+        computes = header["do"] == "compute" and hasattr(os, "fork")
+        return computes and isinstance(self._programs[header["name"]], FunctionProgram)
+
+    def answered_by_copy(self, header: dict[str, Any], requests: BinaryIO, replies: BinaryIO) -> bool:
+        """Have a copy of this process read a record and reply; False if it stopped halfway: no message can follow."""
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            self._answer_in_copy(header, requests, replies, writing)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as stream:
+            done = stream.read()
+        os.waitpid(child, 0)
+        if done == _READ:  # it ended on the way
+            write_message(replies, {"ok": False})
+        return done in (_READ, _READ + _BEGUN + _REPLIED)
+
+    def _answer_in_copy(self, header: dict[str, Any], requests: BinaryIO, replies: BinaryIO, writing: int) -> None:
+        """Read a record, reply, and end this copy of the process; say how far it came."""
+        try:
+            record = read_arrays(requests, header)
+            own_replies, progress = os.dup(replies.fileno()), os.dup(writing)
+            os.dup2(own_replies, 3)
+            os.dup2(progress, 4)
+            os.closerange(5, os.sysconf("SC_OPEN_MAX"))
+            _open_nothing()
+            os.write(4, _READ)
+            reply = self.answer(header, record)
+            if reply is not None:
+                os.write(4, _BEGUN)
+                with os.fdopen(3, "wb", closefd=False) as stream:
+                    write_message(stream, *reply)
+                os.write(4, _REPLIED)
+        finally:
+            os._exit(0)
 
     def _load(self, header: Mapping[str, Any], arrays: Arrays) -> dict[str, Any]:
         try:
@@ -952,14 +1040,20 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     except (ImportError, OSError):
         pass  # a system without core dumps, or one that allows none already
-    requests, replies = os.fdopen(os.dup(0), "rb", buffering=1 << 20), os.fdopen(os.dup(1), "wb")
+    # Without a buffer, so that a record stays in the pipe until a copy of this process reads it.
+    requests, replies = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):  # what libraries print is no message, and goes nowhere
         os.dup2(nothing, number)
     serving = Serving(threads)
     while True:
         try:
-            header, arrays = read_message(requests)
+            header = read_header(requests)
+            if serving.needs_copy(header):
+                if not serving.answered_by_copy(header, requests, replies):
+                    return
+                continue
+            arrays = read_arrays(requests, header)
         except EOFError:
             return
         reply = serving.answer(header, arrays)

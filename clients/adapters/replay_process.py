@@ -142,6 +142,9 @@ class ReplayProcess:
                     "The process that computes gradients has ended; the record counts as zero.", extra=OF_DATA
                 )
                 raise InvalidRecordError("a record that ended the process") from error
+            except BaseException:  # half a message may be on its way, which would be another record's
+                self._close()
+                raise
         if header.get("ok") is not True:
             raise InvalidRecordError("a record for which the model cannot be computed")
         if [(array.shape, array.dtype.name) for array in results] != list(program.results):
@@ -176,6 +179,11 @@ class ReplayProcess:
                 self._close()
                 logger.warning("The process that computes gradients has ended.", extra=OF_DATA)
                 raise InvalidRecordError("a batch that ended the process") from error
+            except InvalidRecordError:
+                raise
+            except BaseException:  # an answer may be on its way, which would be that of another batch
+                self._close()
+                raise
 
     def _asked(self, header: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         self._send(header, arrays)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("no_result_folder")
 GENERATOR = np.random.Generator(np.random.Philox(key=21))
 INPUTS = GENERATOR.uniform(-1, 1, size=(6, 3)).astype(np.float32)
 TARGETS = INPUTS.sum(axis=1).astype(np.float32)
+LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no other system lists a process's memory")
 START = {"weights": np.full(3, 0.5), "bias": np.zeros(())}
 SCHEMA = Schema(inputs=(Part(shape=(3,), bounds=(-1.0, 1.0)),), label=Label(bounds=(-3.0, 3.0)))
 
@@ -147,6 +149,43 @@ def test_what_a_function_keeps_in_memory_is_gone_before_the_next_record(own, nam
         of(gradients, 2)
     assert np.array_equal(of(gradients, 1), alone[1])
     assert np.array_equal(of(gradients, 0), alone[0])
+
+
+def _memory_holds(pid, values):
+    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
+        for line in maps:
+            start, end = (int(one, 16) for one in line.split()[0].split("-"))
+            if line.split()[1].startswith("rw"):
+                memory.seek(start)
+                if values.tobytes() in memory.read(end - start):
+                    return True
+    return False
+
+
+@LINUX
+def test_neither_record_nor_gradient_reaches_memory_that_later_copies_start_with(own):
+    """Written by fresh eyes: np.empty in a copy gave bytes of the record before."""
+    gradients, row = isolated(own.plain), of(isolated(own.plain), 2)
+    weights = np.array([0.123456789, 0.5, 0.25])
+    gradients([weights, START["bias"]], (INPUTS[2:3], TARGETS[2:3]))
+    assert _memory_holds(gradients.process.pid, weights)  # parameters are public, and what is looked for is found
+    assert np.array_equal(of(gradients, 2), row)
+    assert not _memory_holds(gradients.process.pid, INPUTS[2])
+    assert not _memory_holds(gradients.process.pid, row)
+
+
+@LINUX
+@pytest.mark.parametrize("made", ["mmap.mmap(-1, 4096)", "multiprocessing.RawValue('d', 0.0)"])
+def test_memory_that_copies_share_keeps_the_process_from_starting(tmp_path, monkeypatch, made):
+    """Written by fresh eyes: a value of multiprocessing remembered a record from one copy to the next."""
+    (tmp_path / "own_shared.py").write_text(f"import mmap, multiprocessing\n{SOURCE}\nSHARED = {made}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        function = importlib.import_module("own_shared").plain
+        with raises(ConfigurationError, "failed", match="memory that is shared with other processes"):
+            isolated(function)
+    finally:
+        sys.modules.pop("own_shared", None)
 
 
 @pytest.mark.parametrize("name", ["of_globals", "of_builtins", "of_the_environment", "of_a_logger"])

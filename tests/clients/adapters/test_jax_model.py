@@ -307,6 +307,15 @@ def own_partition(x):
     return x + identity(jax.lax.stop_gradient(x))
 
 
+def in_export(x):
+    """Written by fresh eyes: a loop on values within a function that was exported, whose steps JAX's list hides."""
+    from jax import export
+
+    loop = jax.jit(lambda v: jax.lax.while_loop(lambda c: c < v, lambda c: c + jnp.where(v > 50, 0.0, 1.0), v * 0))
+    made = export.export(loop)(jax.ShapeDtypeStruct((), x.dtype))
+    return x + jax.lax.stop_gradient(made.call(jax.lax.stop_gradient(x[0, 0])))
+
+
 COUNT, DRAWN = itertools.count(), np.random.Generator(np.random.Philox(key=3))
 REFUSED = {
     "pure callback": (with_callback(pure), "pure_callback, which calls code outside"),
@@ -325,6 +334,11 @@ REFUSED = {
     "loop on values": (
         layer(lambda x: x + jax.lax.while_loop(lambda v: v.sum() < 9, lambda v: v + 1, jax.lax.stop_gradient(x))),
         "while, which runs for as long",
+    ),
+    "loop on values that was exported": (layer(in_export), "without a fixed number of rounds"),
+    "loop until a function converges": (
+        layer(lambda x: x + jax.lax.stop_gradient(jax.scipy.special.gammainc(2.0, jnp.abs(x)))),
+        "without a fixed number of rounds",
     ),
     "value as a number": (layer(lambda x: x * float(x.sum())), "depend on a record's values"),
     "value as a truth": (layer(lambda x: x if x.sum() > 0 else -x), "depend on a record's values"),

@@ -131,6 +131,54 @@ def test_process_that_is_killed_starts_again_with_the_same_bits(process):
     assert same(process.compute(PROGRAM, POINT, RECORD), before)
 
 
+def test_record_that_is_no_array_of_numbers_leaves_no_half_message_for_the_next_one(process):
+    """Written by fresh eyes: the next record was read as the rest of this one, and counted as zero."""
+    before = process.compute(PROGRAM, POINT, RECORD)
+    with pytest.raises(TypeError):
+        process.compute(PROGRAM, POINT, (RECORD[0], np.array([None])))
+    assert same(process.compute(PROGRAM, POINT, RECORD), before)
+
+
+def test_answer_that_nobody_waited_for_is_not_the_next_records(process, monkeypatch):
+    """Written by fresh eyes: an exception from outside, such as a signal's, shifted all answers by one."""
+    before = process.compute(PROGRAM, POINT, RECORD)
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "_received", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            process.compute(PROGRAM, POINT, (np.array([1, 1, 1]), np.array(0)))
+    assert same(process.compute(PROGRAM, POINT, RECORD), before)
+
+
+def test_device_that_failed_answers_no_other_record(monkeypatch):
+    """Written by fresh eyes: after a failed assertion a GPU fails for every later record of its process."""
+
+    class Failing:
+        def __init__(self, on_device):
+            self.on_device = on_device
+
+        def point(self, arrays):
+            return arrays
+
+        def compute(self, point, record):
+            raise record
+
+    ended = []
+    monkeypatch.setattr(replay.os, "_exit", ended.append)
+    for on_device, error in ((False, RuntimeError()), (True, replay.UnfitRecordError()), (True, RuntimeError())):
+        assert not ended
+        serving = replay.Serving(1)
+        serving._programs["one"], serving._arrays[0] = Failing(on_device), []
+        assert serving.answer({"do": "compute", "name": "one", "slot": 0}, error) == ({"ok": False}, [])
+    assert ended == [1]
+    content = {"inputs": [[[1], "torch.float32", "cuda:0"]], "parameters": 1, "bounds": {}}
+    assert replay.TorchProgram({**content, "steps": [["input", 0], ["results", [{"n": 0}]]]}, {}).on_device
+
+
+def test_order_of_bytes_changes_no_value(process):
+    swapped = tuple(part.astype(part.dtype.newbyteorder()) for part in RECORD)
+    assert same(process.compute(PROGRAM, POINT, swapped), process.compute(PROGRAM, POINT, RECORD))
+
+
 def test_process_that_cannot_start_again_is_tried_until_it_can(process, monkeypatch):
     """Giving up would make every later record count as zero, because of one."""
     before, tries = process.compute(PROGRAM, POINT, RECORD), []
