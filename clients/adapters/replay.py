@@ -16,8 +16,9 @@ request                                                   reply
 ``{"do": "load", "name", "kind", "program", "names",      ``{"ok": true}``, or ``{"ok": false, "why"}``. It
 "memory"}`` and the constants, by ``names``               comes before any record and depends on none.
 ``{"do": "point", "slot"}`` and the parameters            none
-``{"do": "compute", "name", "slot"}`` and the arrays of   ``{"ok": true}`` and the results, or ``{"ok":
-one record                                                false}`` without a reason, whatever went wrong
+``{"do": "compute", "name", "slot", "ticket"}`` and the   ``{"ok": true, "ticket"}`` and the results, or
+arrays of one record                                      ``{"ok": false, "ticket"}`` without a reason,
+                                                          whatever went wrong
 ``{"do": "norms", "name", "slot"}`` and the stacked       the same, with the norms of the records' gradients,
 arrays of a batch of records                              of which the process keeps the factors
 ``{"do": "sum"}`` and a factor for each record of that    the same, with the sum of the gradients, each times
@@ -846,6 +847,8 @@ def read_message(stream: BinaryIO) -> tuple[dict[str, Any], Arrays]:
 def read_header(stream: BinaryIO) -> dict[str, Any]:
     """Read a message up to its arrays; EOFError if the stream ends."""
     (length,) = struct.unpack("<Q", _read(stream, 8))
+    if length > _LONGEST_HEADER:
+        raise ValueError("a header that is too long")
     return json.loads(_read(stream, length))
 
 
@@ -874,6 +877,7 @@ def _fill(stream: BinaryIO, into: memoryview) -> None:
         done += count
 
 
+_LONGEST_HEADER = 1 << 30
 _READ, _BEGUN, _REPLIED = b"r", b"b", b"a"
 """Progress of a copy of the process: it has read a record, begins to reply, has replied."""
 
@@ -900,14 +904,15 @@ class Serving:
             self._arrays[slot] = arrays
             self._points = {key: made for key, made in self._points.items() if key[0] != slot}
             return None
+        own = {key: header[key] for key in ("ticket",) if key in header}
         try:
-            return {"ok": True}, self._DOES[header["do"]](self, header, arrays)
+            return {"ok": True, **own}, self._DOES[header["do"]](self, header, arrays)
         except UnfitRecordError:
-            return {"ok": False}, []
+            return {"ok": False, **own}, []
         except BaseException:  # whatever it is, and whatever it says: it may depend on the record
             if any(getattr(program, "on_device", False) for program in self._programs.values()):
                 os._exit(1)  # a device that failed once may answer every later record with the same error
-            return {"ok": False}, []
+            return {"ok": False, **own}, []
 
     def needs_copy(self, header: Mapping[str, Any]) -> bool:
         """Return True if no record of a request may reach this process, only a copy of it."""
@@ -925,7 +930,7 @@ class Serving:
             done = stream.read()
         os.waitpid(child, 0)
         if done == _READ:  # it ended on the way
-            write_message(replies, {"ok": False})
+            write_message(replies, {"ok": False, "ticket": header.get("ticket")})
         return done in (_READ, _READ + _BEGUN + _REPLIED)
 
     def _answer_in_copy(self, header: dict[str, Any], requests: BinaryIO, replies: BinaryIO, writing: int) -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import secrets
 import subprocess
 import sys
 import threading
@@ -97,6 +98,7 @@ class ReplayProcess:
         self._owner = os.getpid()
         self._points: dict[int, list[NDArray[Any]]] = {}
         self._has_started = False
+        self._has_seen = False  # whether the process that runs may have seen a record
 
     def add(self, program: Program, together: int = 1) -> None:
         """Add a program, which must not depend on records, and how many records are computed together."""
@@ -133,9 +135,7 @@ class ReplayProcess:
         with self._lock:
             self._ensure_running()
             try:
-                slot = self._sent_point(parameters)
-                self._send({"do": "compute", "name": program.digest, "slot": slot}, record)
-                header, results = self._received()
+                header, results = self._answer(program, parameters, record)
             except (OSError, EOFError, ValueError) as error:
                 self._close()
                 logger.warning(
@@ -150,6 +150,36 @@ class ReplayProcess:
         if [(array.shape, array.dtype.name) for array in results] != list(program.results):
             raise InvalidRecordError("a record with results of another shape")
         return results
+
+    def _answer(
+        self, program: Program, parameters: Sequence[NDArray[Any]], record: Sequence[NDArray[Any]]
+    ) -> tuple[dict[str, Any], list[NDArray[Any]]]:
+        """Return the answer to a request for one record.
+
+        A project's own function could write more than its reply to the pipe, which would be read as the answer for the
+        next record. An answer that does not have the request's own ticket, which no earlier record could know, is asked
+        for once more, of a new process.
+        """
+        has_seen, self._has_seen = self._has_seen and program.kind == "function", True
+        try:
+            return self._asked_once(program, parameters, record)
+        except (OSError, EOFError, ValueError, MemoryError):
+            if not has_seen:
+                raise
+        self._close()
+        self._ensure_running()
+        self._has_seen = True
+        return self._asked_once(program, parameters, record)
+
+    def _asked_once(
+        self, program: Program, parameters: Sequence[NDArray[Any]], record: Sequence[NDArray[Any]]
+    ) -> tuple[dict[str, Any], list[NDArray[Any]]]:
+        slot, ticket = self._sent_point(parameters), secrets.token_hex(16)
+        self._send({"do": "compute", "name": program.digest, "slot": slot, "ticket": ticket}, record)
+        header, results = self._received()
+        if header.get("ticket") != ticket:
+            raise ValueError("an answer to another request")
+        return header, results
 
     def sum_of_batch(
         self,
@@ -232,7 +262,7 @@ class ReplayProcess:
         except OSError as error:
             raise _not_started(str(error)) from error
         weakref.finalize(self, _end_own, self._process, os.getpid())
-        self._points = {}
+        self._points, self._has_seen = {}, False
         try:
             for number, program in enumerate(self._programs.values()):
                 self._load(program, first=number == 0)
