@@ -18,9 +18,15 @@ SECTIONS = {
     name: list(BLOCK.finditer(text))
     for name, text in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
 }
-NEEDED = {"scikit-learn": "sklearn", "JAX and flax": "flax", "Hugging Face and LoRA": "peft", "Keras": "keras"}
+NEEDED = {
+    "scikit-learn": "sklearn",
+    "Perceptrons of scikit-learn": "sklearn",
+    "JAX and flax": "flax",
+    "Hugging Face and LoRA": "peft",
+    "Keras": "keras",
+}
 NEEDED |= {"PyTorch": "torch", "A NumPy function": "numpy", "Anything else: whole updates": "numpy"}
-RESULTS = ("Result", "LogisticRegression", "ArrayImpl", "Sequential")
+RESULTS = ("Result", "LogisticRegression", "MLPClassifier", "ArrayImpl", "Sequential")
 TRAINED = """
 import inspect
 import re
