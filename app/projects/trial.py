@@ -523,15 +523,15 @@ def _stated(estimator: Any, parts: Sequence[tuple[Any, Any]]) -> tuple[LinearEst
     kept = ("hidden_layer_sizes", "activation") if perceptron else ("loss", "alpha", "C", "fit_intercept")
     plain = type(estimator)(**{key: given[key] for key in kept if key in given})
     features, classes = np.shape(parts[0][0])[1], tuple(np.unique(targets).tolist())
-    stated = f"{plain!r}, num_features={features}, "
+    arguments = f"{plain!r}, num_features={features}, "
     if not perceptron:
         count = len(targets)
         model = LinearEstimator(plain, num_features=features, classes=classes, num_samples=count)
-        return model, f"LinearEstimator({stated}classes={classes}, num_samples={count})"
+        return model, f"LinearEstimator({arguments}classes={classes}, num_samples={count})"
     if hasattr(estimator, "classes_"):
-        return MLPEstimator(plain, features, classes=classes), f"MLPEstimator({stated}classes={classes})"
+        return MLPEstimator(plain, features, classes=classes), f"MLPEstimator({arguments}classes={classes})"
     bounds = (math.floor(targets.min()), math.ceil(targets.max()))
-    return MLPEstimator(plain, features, bounds=bounds), f"MLPEstimator({stated}bounds={bounds})"
+    return MLPEstimator(plain, features, bounds=bounds), f"MLPEstimator({arguments}bounds={bounds})"
 
 
 def _of_updates(run: ForeignRun, epsilon: float, delta: float) -> _Rehearsal:

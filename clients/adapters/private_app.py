@@ -196,15 +196,15 @@ class PrivateClientApp(ClientApp):
         except Exception as error:  # a project's own code raises what it likes
             cause = error
         if math.isinf(found):
-            said = f" ({type(cause).__name__}: {cause})" if cause is not None else ""
+            why = f" ({type(cause).__name__}: {cause})" if cause is not None else ""
             if cause is None and fitting:
-                said = (
+                why = (
                     f" (none of {len(fitting)} records of simulated client 0 has a gradient: is the loss a function of "
                     "the model's output and the target? Else protect whole updates, by CorrelatedNoiseMod)"
                 )
             raise ConfigurationError(
                 "Expected a schema with bounds of every number, from which steps follow, or samples of a simulated "
-                f"client to measure, got neither{said}: pass schema=, or choose a learning_rate.",
+                f"client to measure, got neither{why}: pass schema=, or choose a learning_rate.",
                 kind="missing",
                 setting="schema",
             ) from cause
