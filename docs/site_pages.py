@@ -83,7 +83,8 @@ def reference_page(package: str, name: str, thing: Any) -> str:
     text += f".. autoclass:: {package}.{name}\n   :{members}:\n   :show-inheritance:\n"
     if issubclass(thing, BaseEstimator):  # scikit-learn's own methods, whose texts lead to its own pages
         text += "   :exclude-members: set_fit_request, set_score_request, set_predict_request\n"
-    return text + ("   :no-index:\n" if name in FIRST and package != "murmurfl" else "")
+    first = "murmurfl" if name in FIRST else next(one for one, names in PUBLIC.items() if name in names)
+    return text + ("   :no-index:\n" if package != first else "")
 
 
 def module_page(name: str) -> str:
