@@ -364,7 +364,8 @@ import importlib
 from pathlib import Path
 import murmurfl
 for path in Path.cwd().glob("*/**/[!_]*.py"):
-    importlib.import_module(".".join(("murmurfl", *path.relative_to(Path.cwd()).with_suffix("").parts)))
+    parts = path.relative_to(Path.cwd()).with_suffix("").parts
+    importlib.import_module(".".join(("murmurfl", *(parts[2:] if parts[:2] == ("app", "wheel") else parts))))
 result = murmurfl.app.simulate(num_rounds=2, engine="inprocess")
 print(*murmurfl.__path__, len(result.progress))
 """
@@ -374,7 +375,7 @@ print(*murmurfl.__path__, len(result.progress))
         [sys.executable, "-S", "-c", code], cwd=bundle, env={**os.environ, "PYTHONPATH": path}, capture_output=True
     )
     assert ran.returncode == 0, ran.stderr.decode()
-    assert ran.stdout.decode().split() == [str(bundle), "2"]
+    assert ran.stdout.decode().split() == [str(bundle), str(bundle / "app" / "wheel"), "2"]
 
 
 ASK = """
