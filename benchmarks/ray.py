@@ -104,7 +104,7 @@ def run_once(candidate: str, rounds: int) -> dict[str, float]:
 def write_timed_app(folder: Path) -> None:
     """Write a Flower App of our ClientApp, and of a ServerApp that notes when rounds end."""
     shutil.copytree(_HERE / "timed_app", folder, ignore=shutil.ignore_patterns("__pycache__"))
-    keys = toml_document(RunConfig().to_mapping())
+    keys = toml_document(ray_overrides(RunConfig()))
     (folder / "pyproject.toml").write_text(
         '[project]\nname = "timed-app"\nversion = "0.1.0"\nlicense = "Apache-2.0"\ndependencies = []\n'
         '[tool.flwr.app]\npublisher = "murmurfl"\n'
