@@ -40,6 +40,7 @@ from .presets import (
     Hyperparameters,
     PaperConstants,
     ResolvedRun,
+    image_network_recipe,
     sgd_preset,
     the_task,
     tuned,
@@ -251,6 +252,8 @@ class TrustedSgdMethod(TreeMomentumMethod, algorithm="trusted-sgd"):
             return super().settled(config, num_rounds, model, sizes)
         bound = usual_norm(config, model)
         clip_norm, noise = SGD.clip * bound, _rate(config, sizes) * wanted_mu(config)
+        if recipe := image_network_recipe(config, model, noise * sum(sizes)):
+            return Hyperparameters(recipe.clip, recipe.distance / (recipe.clip * num_rounds), math.inf)
         travel = min(_POISSON_TRAVEL * math.sqrt(noise), _LONGEST_TRAVEL)
         return Hyperparameters(clip_norm, travel / (clip_norm * bound * num_rounds), math.inf)
 

@@ -18,6 +18,7 @@ from .presets import (
     Hyperparameters,
     PaperConstants,
     ResolvedRun,
+    image_network_recipe,
     largest_step,
     mu2_scaled,
     tuned,
@@ -62,6 +63,10 @@ class Mu2Method(Method, algorithm="mu2"):
             eta = ANYTIME_RATE / (norm * model.num_parameters**0.125)
             return Hyperparameters(ANYTIME_CLIP * norm, eta, math.inf)
         # w moves by eta times a momentum that grows with t: eta = mu2_rate x mu^mu2_power / T^2.
+        strength = self.noise_mu(config) * num_rounds * config.batch_size * math.sqrt(config.asked_per_round)
+        if recipe := image_network_recipe(config, model, strength):
+            eta = 2.0 * recipe.distance / (recipe.clip * num_rounds**2)
+            return Hyperparameters(recipe.clip, eta, math.inf, sampling="balanced")
         chosen = tuned(config)
         if chosen is None:
             return mu2_scaled(config, num_rounds, model)

@@ -22,7 +22,7 @@ from ...privacy.sums.roster import Roster
 from ...strategies.sums.secure_aggregation import SecureAggregation
 from ..data.partition import shard_sizes
 from ..data.task import SYNTHETIC_FEATURE_BOUND, Dataset, Shard, Task, Tuned
-from ..models.model import Model
+from ..models.model import Model, Recipe
 from ..settings.registry import registry
 from ..settings.run_config import SECURE, RunConfig, helper_names, is_additive, is_centred
 from .queries import RUN_QUERIES, shares, trained_config, trained_samples
@@ -235,6 +235,8 @@ def tuned(config: RunConfig) -> Tuned | None:
 
     Seen from their mean, features have length 1.
     """
+    if registry("model")[config.model].reads_pixels:
+        return None  # they are for linear scores of pixels
     chosen = the_task(config).tuned.get(config.features)
     bound = registry("features")[config.features].norm_bound
     if chosen is None or not is_centred(config) or bound is None:
@@ -243,6 +245,12 @@ def tuned(config: RunConfig) -> Tuned | None:
     rates = {name: getattr(chosen, name) * bound**2 for name in ("mu2_rate", "sgd_rate")}
     clips = {name: getattr(chosen, name) / bound for name in ("mu2_clip_norm", "sgd_clip_norm")}
     return replace(chosen, **rates, **clips, diameter=chosen.diameter * bound)
+
+
+def image_network_recipe(config: RunConfig, model: Model, strength: float) -> Recipe | None:
+    """Return the constants of a network for images, by samples times the mu of a sum; None for another model."""
+    kind = registry("model")[config.model]
+    return kind.recipe(model.num_classes, strength) if kind.reads_pixels else None
 
 
 def scaled(scale: Scale, bound: float, *, slower: float = 1.0) -> Hyperparameters:
@@ -284,7 +292,7 @@ def in_unit_range(config: RunConfig) -> bool:
 
 def usual_squared_norm(config: RunConfig, model: Model) -> float:
     """Return the usual squared norm of a sample, its bias counted, by how its features are made: a rule for steps."""
-    if is_centred(config):
+    if is_centred(config) or registry("model")[config.model].reads_pixels:  # which normalises what it reads
         return 1.0
     squares = largest_squared_norm(config, model.num_features)
     if in_unit_range(config):

@@ -113,6 +113,21 @@ class Model(ABC):
         made.class_weights = np.array(weights, dtype=np.float64) / max(weights)
         return made
 
+    def with_augmentations(self, number: int) -> Self:
+        """Return this model with gradients that are means over so many augmentations of a sample.
+
+        Scores are those of the sample itself. Raises ConfigurationError if this model has no such gradients.
+        """
+        if number == 1:
+            return self
+        raise ConfigurationError(
+            f"Expected model.augmentations to be 0 or 1 for a model whose gradients are its own, got {number}. A "
+            "torch.nn.Module, or model = 'group-norm-cnn', has augmentations.",
+            kind="unsupported",
+            setting="model.augmentations",
+            got=number,
+        )
+
     @abstractmethod
     def initial_parameters(self, seed: int) -> list[NDArray[Any]]:
         """Public starting point of a training."""
@@ -183,6 +198,11 @@ class Recipe(NamedTuple):
     average: str = "last"
     """Model that is published (:class:`~murmurfl.strategies.FullBatch`)."""
 
+    @property
+    def distance(self) -> float:
+        """Return eta S R of all rounds together, momentum included: how far clipped gradients that agree lead."""
+        return self.travel * self.rounds / (1.0 - self.momentum)
+
 
 class ModelKind(Named, ABC):
     """A model before its size is known, which is when the data are loaded.
@@ -199,6 +219,10 @@ class ModelKind(Named, ABC):
         Whether its predictions are one linear score of the features, a number.
     takes_knots : bool
         Whether it is trained on additive features of a table's columns (:class:`murmurfl.privacy.KnotRows`).
+    reads_pixels : bool
+        Whether its inputs are the pixels of images, so that a run which sets no features has these.
+    augmentations : int
+        Augmentations of each sample over which a gradient is averaged, if nothing else is set.
     """
 
     paper_constants: bool = False
@@ -206,6 +230,8 @@ class ModelKind(Named, ABC):
     scores: bool = False
     predicts_numbers: bool = False
     takes_knots: bool = False
+    reads_pixels: bool = False
+    augmentations: int = 1
 
     def recipe(self, num_classes: int, strength: float) -> Recipe | None:
         """Return constants of its own for full batches; None for those that follow from the noise.

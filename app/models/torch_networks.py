@@ -17,7 +17,8 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -29,7 +30,11 @@ from ...clients.adapters.torch_model import ModuleScores, TorchGradients
 from ...privacy.errors import ConfigurationError, check_installed
 from ...privacy.noise import derived_seed
 from ...privacy.release.clipping import DenseContributions
-from .model import SAMPLES_AT_A_TIME, Batch, Model, ModelKind, Parameters, uniform_parameters
+from ...privacy.release.tables import PRIVATE
+from ...privacy.setting import refusal
+from ..settings.run_keys import RunKeys
+from .image_networks import ImageShape, augmented, group_norm_network
+from .model import SAMPLES_AT_A_TIME, Batch, Model, ModelKind, Parameters, Recipe, uniform_parameters
 
 if TYPE_CHECKING:
     import torch
@@ -368,12 +373,20 @@ def _as_torch_wants(samples: Batch) -> Batch:
 
 
 class TorchModel(_InPyTorch):
-    """A user's own module, with the cross-entropy of its scores; ``make`` makes another one."""
+    """A user's own module, with the cross-entropy of its scores; ``make`` makes another one.
+
+    A gradient is the mean over ``augmentations`` of a sample (:func:`~.image_networks.augmented`).
+    """
 
     most_samples = _MOST_SAMPLES
 
     def __init__(
-        self, module: torch.nn.Module, num_features: int, num_classes: int, make: Callable[[], torch.nn.Module]
+        self,
+        module: torch.nn.Module,
+        num_features: int,
+        num_classes: int,
+        make: Callable[[], torch.nn.Module],
+        augmentations: int = 1,
     ) -> None:
         import torch
 
@@ -382,10 +395,20 @@ class TorchModel(_InPyTorch):
         self.module = module
         self._make = make
         example = np.zeros((1, num_features), np.float32), np.zeros(1, np.int64)
-        self._gradients = TorchGradients(module, torch.nn.functional.cross_entropy, example=example)
+        augment = None
+        if augmentations > 1:
+            ImageShape.of(num_features, setting="model.augmentations")
+            augment = partial(augmented, number=augmentations)
+        loss = torch.nn.functional.cross_entropy
+        self._gradients = TorchGradients(module, loss, example=example, augment=augment)
         self._scores = ModuleScores(self._gradients, example[0])
         self.shapes = list(self._gradients.shapes)
         self.names = [name for name, _ in module.named_parameters()]
+
+    def with_augmentations(self, number: int) -> Self:
+        if number == 1:
+            return self
+        return type(self)(self.module, self.num_features, self.num_classes, self._make, number)
 
     def initial_parameters(self, seed: int) -> list[NDArray[Any]]:
         """Return the parameters of a new module, made with PyTorch's generator seeded."""
@@ -422,9 +445,45 @@ class Network(ModelKind):
         return self._model(num_features, num_classes)
 
 
+_CLIP, _MOMENTUM = 0.5, 0.9
+_STRONGEST, _OF_ONE_ROUND, _FEWEST_ROUNDS = 14_400.0, 220.0, 20
+_OF_DISTANCE, _LEAST_DISTANCE = 13.5, 110.0
+"""Clip, rounds and length of all steps of a network for images, by samples times the mu of a sum (docs/tuning.md)."""
+
+
+class ImageNetwork(Network):
+    """A built-in network for square images whose gradients are captured as those of a user's module."""
+
+    keys = Network.keys | {"model.augmentations"}
+    reads_pixels = True
+
+    def __init__(self, name: str, sentence: str, module: Callable[[int, int], torch.nn.Module]) -> None:
+        def model(num_features: int, num_classes: int) -> Model:
+            def make() -> torch.nn.Module:
+                return module(num_features, num_classes)
+
+            return TorchModel(make(), num_features, num_classes, make)
+
+        super().__init__(name, sentence, model)
+
+    def check(self, config: RunKeys) -> None:
+        super().check(config)
+        if ":" not in config.features and config.features != "pixels":
+            raise refusal("features", f"'pixels' with model = {self.name!r}, which reads images", config.features)
+        if config.centring == PRIVATE:
+            raise refusal("centring", f"'none' with model = {self.name!r}, which reads images", config.centring)
+
+    def recipe(self, num_classes: int, strength: float) -> Recipe:
+        strength = min(strength, _STRONGEST)
+        rounds = max(round(strength / _OF_ONE_ROUND), _FEWEST_ROUNDS)
+        distance = max(strength / _OF_DISTANCE, _LEAST_DISTANCE)
+        return Recipe(rounds, _CLIP, travel=distance * (1.0 - _MOMENTUM) / rounds, momentum=_MOMENTUM)
+
+
 NETWORKS = (
     Network("mlp", "a perceptron with one hidden layer of 32 tanh units, in PyTorch", MultilayerPerceptron),
     Network("cnn", "two convolutions and three dense layers, in PyTorch (zhang-2025)", ConvolutionalNetwork),
+    ImageNetwork("group-norm-cnn", "two convolutions with group norm for images from 8 x 8", group_norm_network),
 )
 
 
@@ -435,7 +494,7 @@ class FunctionKind(ModelKind):
     ensures that for a module; for a Model it is the user's own promise.
     """
 
-    keys = frozenset({"model.gradient-memory-mib"})
+    keys = frozenset({"model.gradient-memory-mib", "model.augmentations"})
 
     def __init__(self, function: Callable[[int, int], Any], name: str) -> None:
         self.name = name

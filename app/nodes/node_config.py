@@ -60,6 +60,7 @@ from ..models.model import Model
 from ..settings.registry import known_mechanism, registry
 from ..settings.run_config import RunConfig, centred_by_default
 from ..settings.run_keys import (
+    Augmentations,
     DataRoot,
     FeatureBound,
     FeaturesName,
@@ -106,6 +107,7 @@ class NodeConfig(RecordsFile):
     feature_bound: FeatureBound = 0.0
     knots: Knots = KNOTS
     knots_share: KnotsShare = KNOTS_SHARE
+    augmentations: Augmentations = 0
     learning_rate: LearningRate = 0.0
     task: TaskName = ""
     features: FeaturesName = "pixels"
@@ -223,6 +225,8 @@ class NodeConfig(RecordsFile):
         else:
             usual = (self.knots, self.knots_share) == (KNOTS, KNOTS_SHARE)
             self._check("knots", usual, "unset, like model.knots-share, unless model = 'additive'")
+        able = not self.augmentations or "model.augmentations" in registry("model")[self.model].keys
+        self._check("augmentations", able, "0 with a model that is no network of images")
         if self.samples_per_owner:
             able = "samples-per-owner" in method.keys
             clips = f"0 with strategy = {self.strategy!r}, which does not clip by owner"
@@ -438,7 +442,8 @@ class NodeConfig(RecordsFile):
         rows = self._knot_rows(records)
         inputs = num_features + self.centred if rows is None else rows.num_features
         constant = self.centred or bool(getattr(registry("features")[self.features], "constant", False))
-        made = make_model(self.model, inputs, num_classes, self._bound(records), constant=constant)
+        own = {"constant": constant, "augmentations": self.augmentations}
+        made = make_model(self.model, inputs, num_classes, self._bound(records), **own)
         if not self.schema:
             return made
         weights = (records or Schema.read_file(Path(self.schema))).label.class_weights

@@ -380,7 +380,8 @@ def model_of(config: RunConfig, data: Dataset) -> Model:
     bound, constant = feature_bound(config), constant_feature(config) or centred
     rows = knot_rows(config)
     width = data.num_features + centred if rows is None else rows.num_features
-    model = make_model(config.model, width, data.num_classes, bound, constant=constant)
+    own = {"constant": constant, "augmentations": config.augmentations}
+    model = make_model(config.model, width, data.num_classes, bound, **own)
     model.set_gradient_memory(config.gradient_memory_mib)
     return model
 

@@ -17,6 +17,7 @@ class FitSettings(TypedDict, total=False):
     knots: int
     knots_share: float
     rank_share: float
+    augmentations: int
     learning_rate: float
     preset: str
     projection_radius: float

@@ -143,7 +143,8 @@ def with_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
     own = dict(DEFAULT_RUN)
     if _given(settings, "task") != run_keys()["task"].default:
         own = {name: value for name, value in own.items() if name not in _FEDERATION}
-    if settings.get("strategy") == AUTO:  # it chooses features, too
+    reads_pixels = registry("model")[str(_given(settings, "model"))].reads_pixels
+    if settings.get("strategy") == AUTO or reads_pixels:  # which chooses features, or has them
         own.pop("features", None)
     if SECURE not in registry("strategy")[str(settings.get("strategy", own["strategy"]))].trusts:
         del own["trust"]

@@ -26,6 +26,8 @@ from ...strategies.sums.secure_aggregation import MOST_BYZANTINE
 from .registry import registry
 
 PRESETS = ("practical", "paper")
+MOST_AUGMENTATIONS = 17
+"""The most augmentations of an image: itself, and moved by one or two pixels."""
 _PRESETS = "the preset's"
 
 
@@ -79,6 +81,17 @@ KnotsShare = Annotated[
         key="model.knots-share",
         above=0,
         below=1,
+        read_by="model",
+    ),
+]
+Augmentations = Annotated[
+    int,
+    Declaration(
+        "Augmentations of each image over which a network's gradient is averaged, before it is clipped.",
+        key="model.augmentations",
+        at_least=0,
+        at_most=MOST_AUGMENTATIONS,
+        zero="the model's",
         read_by="model",
     ),
 ]
@@ -140,6 +153,7 @@ class RunKeys:
     feature_bound: FeatureBound = 0.0
     knots: Knots = KNOTS
     knots_share: KnotsShare = KNOTS_SHARE
+    augmentations: Augmentations = 0
     rank_share: Annotated[
         float,
         Declaration(

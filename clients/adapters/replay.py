@@ -100,6 +100,9 @@ Left out are draws at random, operators that write, what leaves or reads memory 
 assertions, and custom operators of any library. Reviewed for PyTorch 2.14.
 """
 
+_VIEWS = {("view", "default"), ("_unsafe_view", "default")}
+"""Operators that fail where memory lies in another order than it did without values: ``reshape`` copies it there."""
+
 
 class UnfitRecordError(Exception):
     """A record of another shape, type or range than a program was captured for."""
@@ -169,7 +172,8 @@ class TorchProgram:
         if what != "call" or first not in PURE:
             raise ValueError(f"a step that is none of a program: {what} {first}")
         overload, arguments, named = rest
-        operator = getattr(getattr(torch.ops.aten, first), overload)
+        replayed = "reshape" if (first, overload) in _VIEWS else first
+        operator = getattr(getattr(torch.ops.aten, replayed), overload)
         if operator._schema.is_mutable:
             raise ValueError(f"an operator that writes: {first}")
         of_arguments = [self._getter(one) for one in arguments]

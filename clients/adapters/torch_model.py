@@ -116,6 +116,9 @@ def as_targets(values: Any, dtype: torch.dtype, device: torch.device) -> Any:
 Loss = Callable[[Any, Any], Any]
 """``loss(output, target) -> scalar tensor``, as PyTorch's criteria."""
 
+Augment = Callable[["torch.Tensor"], "torch.Tensor"]
+"""Makes augmentations of one sample, along the first axis, from the sample as a batch of one."""
+
 _ROWS_AT_A_TIME = 8
 _WIDENED_VALUES = 1 << 20
 """Rows that are widened to float64 together: few enough for the processor's cache."""
@@ -215,7 +218,12 @@ class _SampleGradients:
     """Whether floating-point numbers of a record are converted to the module's type, and integer targets to int64."""
 
     def __init__(
-        self, module: torch.nn.Module, loss: Loss, parameters: Mapping[str, torch.nn.Parameter], memory_mib: float
+        self,
+        module: torch.nn.Module,
+        loss: Loss,
+        parameters: Mapping[str, torch.nn.Parameter],
+        memory_mib: float,
+        augment: Augment | None = None,
     ) -> None:
         import torch
 
@@ -238,6 +246,9 @@ class _SampleGradients:
 
             def sample_loss(trained: dict[str, torch.Tensor]) -> torch.Tensor:
                 given, truth = with_batch_axis(inputs), with_batch_axis(target)
+                if augment is not None:
+                    given = augment(given)
+                    truth = truth.expand(len(given), *truth.shape[1:])
                 arguments, named = called_with(with_labels(criterion, given, truth))
                 return criterion(torch.func.functional_call(own, {**values, **trained}, arguments, named), truth)
 
@@ -681,13 +692,18 @@ class TorchGradients(_SampleGradients):
     example : tuple, optional
         A made-up batch of one sample, (inputs, target): what a sample looks like. Real clients need it; in a simulation
         the first samples show it.
+    augment : callable, optional
+        Function that makes K inputs of one, a batch of one, such as moved images. The row of a sample is then the
+        gradient of the loss of all K, which have the sample's target. With a loss that is a mean over its batch this is
+        the mean of their gradients.
 
     Notes
     -----
     A batch is a pair (inputs, targets) of arrays or tensors with the samples along the first axis.
 
     **Formal guarantees.** Row i depends on sample i alone, as of :class:`ModuleGradients`: what module and loss compute
-    for a sample is captured without values, and a real client replays it in a process of its own.
+    for a sample is captured without values, and a real client replays it in a process of its own. ``augment`` is
+    captured with them. A client clips the row after augmentations are averaged, so they change no sensitivity.
 
     Examples
     --------
@@ -706,6 +722,7 @@ class TorchGradients(_SampleGradients):
         *,
         gradient_memory_mib: float = GRADIENT_MEMORY_MIB,
         example: tuple[Any, Any] | None = None,
+        augment: Augment | None = None,
     ) -> None:
         check_installed("torch", "torch", "TorchGradients")
         if any(True for _ in module.buffers()):
@@ -718,7 +735,7 @@ class TorchGradients(_SampleGradients):
         parameters = dict(module.named_parameters())
         if not parameters:
             raise ConfigurationError("Expected a module with parameters, got none.", kind="missing")
-        super().__init__(module, loss, parameters, gradient_memory_mib)
+        super().__init__(module, loss, parameters, gradient_memory_mib, augment)
         if example is not None:
             self.capture_like(example)
 
