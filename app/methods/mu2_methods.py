@@ -30,6 +30,9 @@ from .presets import (
 ANYTIME_CLIP, ANYTIME_RATE = 0.3, 0.5
 """Defaults for anytime steps: S / R, and eta R d^(1/8). Steps of all sizes from half to twice that do about as well."""
 
+_OF_NETWORKS = 70.0
+"""eta S T^2 of a network for images, at any mu."""
+
 _FEW_ROUNDS = 8
 """Number of rounds up to which anytime steps are for rows as they usually are; more arrive from wherever R is."""
 
@@ -63,10 +66,9 @@ class Mu2Method(Method, algorithm="mu2"):
             eta = ANYTIME_RATE / (norm * model.num_parameters**0.125)
             return Hyperparameters(ANYTIME_CLIP * norm, eta, math.inf)
         # w moves by eta times a momentum that grows with t: eta = mu2_rate x mu^mu2_power / T^2.
-        strength = self.noise_mu(config) * num_rounds * config.batch_size * math.sqrt(config.asked_per_round)
-        if recipe := image_network_recipe(config, model, strength):
-            eta = 2.0 * recipe.distance / (recipe.clip * num_rounds**2)
-            return Hyperparameters(recipe.clip, eta, math.inf, sampling="balanced")
+        if recipe := image_network_recipe(config, model, self.noise_mu(config)):
+            eta = _OF_NETWORKS / (recipe.clip * num_rounds**2)
+            return Hyperparameters(recipe.clip, eta, math.inf)
         chosen = tuned(config)
         if chosen is None:
             return mu2_scaled(config, num_rounds, model)
