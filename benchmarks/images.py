@@ -93,7 +93,7 @@ def _docstrings(features: str) -> Samples:
         order = _generator("docstrings", package).permutation(len(found))[:_DOCSTRINGS]
         texts += [found[i] for i in order]
         labels += [label] * len(order)
-    encode = HashedNGrams(int(features.partition("-")[0]))
+    encode = HashedNGrams(int(features.rpartition("-")[2]))
     return np.stack([encode(text) for text in texts]).astype(np.float32), np.array(labels)
 
 
@@ -119,7 +119,7 @@ DATA: Mapping[str, tuple[Callable[[str], Samples], tuple[int, int], Sequence[str
     "CIFAR-10, 2,000 images": (_cifar, (32, 32), ("colour", "colour-96", "colour-24")),
     "MNIST, 10,000 images": (_mnist, (28, 28), ("scattering+strokes",)),
     "digits, 1,797 images": (_digits, (8, 8), ("strokes", "soft-gradients")),
-    "docstrings, 2,100 texts": (_docstrings, (1, 1), ("2048-n-grams",)),
+    "docstrings, 2,100 texts": (_docstrings, (1, 1), ("n-grams-2048", "n-grams-1024", "n-grams-512", "n-grams-256")),
 }
 """Data sets, their shape as images, and the features that are compared."""
 WHOLE = "all of CIFAR-10"

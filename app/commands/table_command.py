@@ -105,11 +105,12 @@ def schema(
         else:
             _check_new(out, html, force=force)
             apart = [site] if site else []
+            mu = gdp_mu(EPSILON, run_keys()["delta"].default)
             if file.is_dir():
-                found = Draft(folder_schema(ImageFolder(file, site), mu=gdp_mu(EPSILON, run_keys()["delta"].default)))
+                found = Draft(folder_schema(ImageFolder(file, site), mu=mu))
             else:
                 asked: dict[str, Any] = {"label": label, "owner": owner, "apart": apart, "header": not no_header}
-                found = draft(file, **asked, text=texts or ())
+                found = draft(file, **asked, text=texts or (), mu=mu)
             text = document(found.schema, _heading(file, found))
             if html is not None:
                 html.write_text(draft_page(file.name, found), encoding="utf-8")

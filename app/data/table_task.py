@@ -70,8 +70,8 @@ class ReadTable:
         ``owner`` is the column that says which person a row belongs to; default the schema's. Without ``header`` the
         first line of a CSV file is a row. ``text`` are columns of texts for a draft, and ``features`` those that images
         of a folder are encoded by; without a name they follow from its size and from ``mu``, that of a sum of all
-        clients. Raises ConfigurationError if there is no such table, or a column that is
-        named is not in it.
+        clients, as the dimension of texts does. Raises ConfigurationError if there is no such table, or a column
+        that is named is not in it.
         """
         found = Schema.read_file(Path(schema)) if isinstance(schema, str | Path) else schema
         if found is not None and label not in ("", found.label.column):
@@ -100,12 +100,12 @@ class ReadTable:
             made = Draft(folder_schema(folder, features, mu=mu) if found is None else found)
         elif isinstance(table, str | Path):
             path = Path(table).expanduser()
-            asked: dict[str, Any] = {"label": label, "owner": owner, "apart": apart, "header": header, "text": text}
-            made = draft(path, **asked) if found is None else Draft(found)
+            asked: dict[str, Any] = {"label": label, "owner": owner, "apart": apart, "text": text, "mu": mu}
+            made = draft(path, header=header, **asked) if found is None else Draft(found)
             name, rows = path.name, table_file(path, made.schema)
         else:
             name, rows = "table", table_rows(table)
-            asked = {"label": label, "owner": owner, "apart": apart, "text": text}
+            asked = {"label": label, "owner": owner, "apart": apart, "text": text, "mu": mu}
             made = Draft(found) if found else draft_of_rows(rows, "the table", **asked)
         used = made.schema
         check_columns(rows.columns, used)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...clients.records.encoders import N_GRAMS
 from ...clients.records.schema import Column, Schema
 from ...privacy.accounting.gdp import gdp_mu
 from ...privacy.errors import ConfigurationError
@@ -61,6 +62,8 @@ class FitArguments:
         if isinstance(self.table, str | Path) and Path(self.table).expanduser().is_dir():
             asked["features"] = str(rest.pop("features", ""))  # of images, which are encoded as they are read
             asked["mu"] = self._mu_of_sum()
+        elif self.text:
+            asked["mu"] = self._mu_of_sum()
         found = ReadTable.of(self.table, schema=self.schema, text=self.text, **asked)
         return found, own_keys(replace(self, settings=rest), found.schema)
 
@@ -80,6 +83,11 @@ def own_keys(asked: FitArguments, schema: Schema) -> dict[str, Value]:
     given_keys = by_key(asked.settings, run_keys())
     additive = chosen_additive(schema, given_keys) and ("model" in given_keys or not asked.scale)
     own = {**_usual_keys(schema, trust, additive=additive), **given_keys}
+    secret = own.get("batch-selection") in (SHUFFLED, POISSON)  # a mean shows every sample
+    strategies = registry("strategy")
+    able = str(own["strategy"]) not in strategies or strategies[str(own["strategy"])].centres
+    if "centring" not in given_keys and (secret or not able):
+        own.pop("centring", None)
     if not schema.owner and own.get("samples-per-owner"):
         raise ConfigurationError(
             f"Expected a column of owners with samples-per-owner = {own['samples-per-owner']}, got none: name it with "
@@ -160,13 +168,14 @@ def _usual_keys(schema: Schema, trust: str, *, additive: bool) -> dict[str, Valu
         strategy = "auto" if trusted or not of_numbers else _FULL_BATCH
     own: dict[str, Value] = {"strategy": strategy}
     own["model"] = "additive" if additive else "ridge" if of_numbers else "softmax"
-    images = all(one.kind == "image" for one in schema.columns.values())
-    if images and not (of_numbers or schema.owner) and all(map(_want_centring, schema.columns.values())):
+    if not (of_numbers or schema.owner) and all(map(_want_centring, schema.columns.values())):
         own["centring"] = PRIVATE
     return own
 
 
 def _want_centring(column: Column) -> bool:
-    """Return True if a column's images are encoded by features whose mean had better be removed."""
+    """Return True if a column's texts or images are encoded by features whose mean had better be removed."""
     features = registry("features")
-    return column.encoder in features and features[column.encoder].centring == PRIVATE
+    if column.kind == "text":
+        return column.encoder in ("", N_GRAMS)
+    return column.kind == "image" and column.encoder in features and features[column.encoder].centring == PRIVATE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -100,7 +101,7 @@ def summary_of_fit(
         *[("warning", words) for words in outcome.warnings[:1]],
         *[("better", table.better) for _ in range(bool(table.better))],
         ("privacy", _privacy(result)),
-        *_saved(folder),
+        *_saved(folder, table),
         ("next", f"for use: {review}{_ways_to_use(outcome, table, real)}"),
     ]
     return _verdict(outcome, table), rows
@@ -227,8 +228,11 @@ def _ways_to_use(outcome: Outcome, table: FittedTable, real: str) -> str:
     )
 
 
-def _saved(folder: Path | None) -> list[tuple[str, str]]:
-    return [] if folder is None else [("saved", f"{folder}: `murmurfl predict {folder} NEW.csv`")]
+def _saved(folder: Path | None, table: FittedTable) -> list[tuple[str, str]]:
+    if folder is None:
+        return []
+    rows = "FOLDER" if any(one.kind == "image" for one in table.schema.columns.values()) else "NEW.csv"
+    return [("saved", f"{folder}: `murmurfl predict {shlex.quote(str(folder))} {rows}`")]
 
 
 def _real_rows(result: RunResult, table: FittedTable, folder: Path | None) -> list[tuple[str, str]]:
@@ -250,7 +254,7 @@ def _real_rows(result: RunResult, table: FittedTable, folder: Path | None) -> li
         ("figure", f"{measured}"),
         ("privacy", f"REAL: {replace(result.guarantee, notes=tuple(notes))}"),
         ("in all", spent),
-        *_saved(folder),
+        *_saved(folder, table),
     ]
 
 

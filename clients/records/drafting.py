@@ -35,7 +35,7 @@ from .column_drafts import (
     drafted_label,
     missing_codes,
 )
-from .encoders import TEXT_DIMENSION
+from .encoders import usual_dimension
 from .schema import Column, Label, Part, Schema, array_of, is_missing, text_of
 
 _MOST_SAID, _MOST_LOSING = 12, 6  # columns that a message names
@@ -97,6 +97,7 @@ def draft(
     apart: Collection[str] = (),
     header: bool = True,
     text: Sequence[str] = (),
+    mu: float = math.inf,
 ) -> Draft:
     """Draft a file's schema for a person to review, and name the columns that are left out of it.
 
@@ -114,6 +115,9 @@ def draft(
         Whether the first line of a CSV file names the columns. Without it they are ``column-1``, ``column-2``, ...
     text : sequence of str
         Columns of free text, which become hashed n-grams. Others are left out.
+    mu : float
+        Gaussian differential privacy of a sum of all clients. With the number of rows and classes it decides the
+        dimension of the n-grams (:func:`~murmurfl.clients.records.encoders.usual_dimension`).
 
     Notes
     -----
@@ -135,11 +139,12 @@ def draft(
             warnings=about_copies(map(_bytes_of, map(arrays.__getitem__, range(len(arrays))))),
         )
     if path.suffix in (".parquet", ".pq"):
-        return draft_of_rows(parquet_rows(path), str(path), label=label, owner=owner, apart=apart, text=text)
+        asked: dict[str, Any] = {"label": label, "owner": owner, "apart": apart, "text": text, "mu": mu}
+        return draft_of_rows(parquet_rows(path), str(path), **asked)
     written = _written(path, header=header)
     file = {name: written[name] for name in ("header", "row_names", "encoding")}
     rows = CsvLines(path, written["separator"], **file)
-    return draft_of_rows(rows, str(path), label=label, owner=owner, apart=apart, text=text, **written)
+    return draft_of_rows(rows, str(path), label=label, owner=owner, apart=apart, text=text, mu=mu, **written)
 
 
 def draft_of_rows(
@@ -150,6 +155,7 @@ def draft_of_rows(
     owner: str = "",
     apart: Collection[str] = (),
     text: Sequence[str] = (),
+    mu: float = math.inf,
     **written: Any,
 ) -> Draft:
     """Draft the schema of a table's rows.
@@ -198,8 +204,10 @@ def draft_of_rows(
     ]
     if not apart:
         columns = [replace(one, warnings=(*one.warnings, *about_site(one.name))) for one in columns]
-    texts = {name: Column(kind="text", dimension=TEXT_DIMENSION) for name in text}
-    columns += [ColumnDraft(name, column, f"texts, as {_HASHED}") for name, column in texts.items()]
+    target, notes = drafted_label(counted[label], decimal, codes)
+    dimension = usual_dimension(len(rows), max(len(target.names), 2), mu)
+    about = f"texts, as {dimension:,} hashed n-grams of words and characters"
+    columns += [ColumnDraft(name, Column(kind="text", dimension=dimension), about) for name in text]
     kept = {one.name: one.column for one in columns if one.column is not None}
     if not kept:
         why = "; ".join(f"{one.name}: {one.reason}" for one in columns[:_MOST_SAID]) or "no other"
@@ -208,13 +216,11 @@ def draft_of_rows(
             f"Expected a column beside {label!r} in {table} with values to learn from, got none in {many} ({why}).",
             kind="missing",
         )
-    target, notes = drafted_label(counted[label], decimal, codes)
     schema = Schema(columns=kept, label=target, owner=owner, decimal=decimal, **written)
     set_apart = {**dict.fromkeys(apart, _OF_SITE), **({owner: _OF_OWNER} if owner else {})}
     return Draft(schema, columns, notes, [*_about_file(schema), *copies], set_apart)
 
 
-_HASHED = f"{TEXT_DIMENSION:,} hashed n-grams of words and characters"
 _OF_SITE, _OF_OWNER = "says the site, no feature", "says whose a row is, no feature"
 
 

@@ -31,6 +31,7 @@ torch = pytest.importorskip("torch")
 SECRET = "patient 4711"
 PROJECT = """
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +108,14 @@ class Fails(torch.nn.Linear):
 
 
 failing = private_client_app(lambda: Fails(2, 2), samples=load, mu=1e3, rounds=100)
+
+
+def exhausted(schema, measure):
+    raise MemoryError("hidden")
+
+
+exhausting = private_client_app(make, samples=load, mu=1e3, rounds=100)
+exhausting.model = replace(exhausting.model, check_schema=exhausted)
 """.replace("SECRET", SECRET)
 
 FILE = """
@@ -353,6 +362,7 @@ UNCONFIGURED = {
     ),
     "a model that is refused": (FILE, "remembering", protocol.NOT_CONFIGURED),
     "a model that fails in its own words": (FILE, "failing", protocol.NOT_CONFIGURED),
+    "a model whose library fails": (FILE, "exhausting", protocol.NOT_CONFIGURED),
 }
 
 

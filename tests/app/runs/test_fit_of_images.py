@@ -8,7 +8,10 @@ import pytest
 from murmurfl.app import load_model
 from murmurfl.app.data.features import FEATURES
 from murmurfl.app.data.table_task import folder_schema
-from murmurfl.clients.records.drafting import document
+from murmurfl.app.runs.fit_summary import summary_of_fit
+from murmurfl.clients.records.client_records import table_rows
+from murmurfl.clients.records.drafting import document, draft, draft_of_rows
+from murmurfl.clients.records.encoders import TEXT_DIMENSION
 from murmurfl.clients.records.image_folders import ImageFolder
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.errors import MurmurflError
@@ -134,10 +137,38 @@ def test_text_is_learnt_alone_and_next_to_other_columns(tmp_path, columns):
     assert list(result.table.schema.columns) == (["note"] if len(columns) == 1 else ["age", "note"])
     assert result.outcome.accuracy > 0.9
     where = result.save(tmp_path / "model")
-    assert "one of texts or images" in json.dumps(json.loads((where / "card.json").read_text())["pipeline"])
+    assert (result.outcome.centring is not None) == (len(columns) == 1)
+    refused = "one with centring" if len(columns) == 1 else "one of texts or images"
+    assert refused in json.dumps(json.loads((where / "card.json").read_text())["pipeline"])
     model = load_model(where)
     rest = {"age": 50.0} if "age" in columns else {}
     assert model.predict([{"note": "fever, cough", **rest}, {"note": "all well", **rest}]).tolist() == ["yes", "no"]
+
+
+def test_dimension_of_texts_follows_from_epsilon_and_public_sizes(tmp_path):
+    table = visits()
+    found = []
+    for trust, epsilon, clients in (("secure-aggregation", 1, 5), ("secure-aggregation", 8, 5), ("", 8, 20)):
+        asked = {"epsilon": epsilon, "clients": clients, "trust": trust}
+        result = fit(table, label="ill", text="note", **asked, **SETTINGS)
+        found.append(result.table.schema.columns["note"].dimension)
+    assert found == [256, 512, 256]
+    other = [{**row, "note": "another text"} for row in table]
+    drafts = [draft_of_rows(table_rows(rows), "", label="ill", text=["note"], mu=1.0) for rows in (table, other)]
+    assert drafts[0].schema.columns["note"] == drafts[1].schema.columns["note"]
+    page = tmp_path / "notes.csv"
+    page.write_text("note,ill\n" + "".join(f"{row['note'].replace(',', '')},{row['ill']}\n" for row in table))
+    assert draft(page, label="ill", text=["note"]).schema.columns["note"].dimension == TEXT_DIMENSION
+
+
+@pytest.mark.parametrize(
+    "settings", [{"strategy": "trusted-sgd", "batch_selection": "poisson"}, {"strategy": "online"}]
+)
+def test_methods_without_centring_train_on_texts_as_they_are(settings):
+    trust = "trusted-server" if "batch_selection" in settings else ""
+    table = [{"note": row["note"], "ill": row["ill"]} for row in visits(60)]
+    result = fit(table, label="ill", text="note", epsilon=8, clients=2, trust=trust, seed=SEED, **settings)
+    assert result.outcome.centring is None
 
 
 def test_text_that_a_schema_reads_otherwise_is_refused():
@@ -181,3 +212,16 @@ def test_odd_names_hidden_files_and_a_class_of_one_image_are_read(tmp_path):
     assert result.table.schema.label.classes == ("a fish", "cat", "dog")
     assert result.table.rows == 27  # the two files among the dogs are rows that do not fit
     assert sum(result.table.invalid_records.values()) == 2
+    _, lines = summary_of_fit(result, result.table, result.save(tmp_path / "a model"))
+    assert f"`murmurfl predict '{tmp_path}/a model' FOLDER`" in dict(lines)["saved"]
+
+
+def test_site_without_a_class_and_a_class_without_images_are_trained_with(tmp_path):
+    folder = photos(tmp_path / "photos", per_class=12, sites=("north", "south"))
+    for file in (folder / "south" / "cat").iterdir():
+        file.unlink()
+    (folder / "south" / "cat").rmdir()
+    (folder / "north" / "fish").mkdir()
+    result = fit(folder, site="site", epsilon=8, **SETTINGS)
+    assert result.table.schema.label.classes == ("cat", "dog", "fish")
+    assert (result.table.rows, result.outcome.num_clients) == (36, 2)
