@@ -22,14 +22,13 @@ from .engines import configuration
 # The first that fits: part of a file's path or of a function's name, and what it is for.
 KINDS = [
     ("privacy/noise", "noise"),
-    ("word_pairs", "noise"),
     ("cryptography", "noise"),
     ("_hashlib", "noise"),
     ("ciphers", "noise"),
     ("app/models", "gradients"),
     ("per_sample_gradients", "gradients"),
     ("release/clipping", "clipping and grid"),
-    ("engines/kernels", "clipping and grid"),
+    ("engines/native", "compiled loops: normals, clipping and grid"),
     ("astype", "clipping and grid"),
     ("flwr/app/message", "Flower's messages and records"),
     ("reply_records", "Flower's messages and records"),

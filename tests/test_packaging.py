@@ -293,7 +293,7 @@ def test_what_is_imported_is_declared():
     needed = set()
     for name in imports.files:
         at_the_top = {brought_by(package) for package in imports.at_the_top(name) - sys.stdlib_module_names}
-        if str(name) == KERNELS:  # a cache of compiled loops wants them at the top; who imports the file does not
+        if str(name) == KERNELS:  # numba finds what loops use at the top; who imports the file does not
             at_the_top -= EXTRAS["compiled"]
         assert at_the_top <= BASE, f"{name} imports {at_the_top - BASE} at its top, which the base does not bring"
         anywhere = {brought_by(package) for package in imports.outside[name] - sys.stdlib_module_names}

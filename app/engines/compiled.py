@@ -2,18 +2,16 @@
 
 It replaces arithmetic only (:class:`~murmurfl.privacy.release.privatizer_block.BlockArithmetic`): normals, admission,
 what is carried over and what is recorded stay where they are, and NumPy does what the loops cannot. The loops are
-:mod:`.kernels`, which needs numba.
+:mod:`.kernels`, which numba compiles, and :mod:`.native` calls.
 """
 
 from __future__ import annotations
 
-import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from operator import is_
-from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +24,10 @@ from ...privacy.release.clipping import DenseContributions, StackedContributions
 from ...privacy.release.prefix_sums import NoiseStream, ReleaseRule
 from ...privacy.release.privatizer_block import RowByRow
 from ..runs.experiment import Experiment
+from .native import address, loops
 
 WORTH_COMPILING = 1 << 28
-"""Values of a run's releases from which the loops pay off: compiled anew they take a second or two, from the cache a
-third of a second."""
+"""Values of a run's releases from which the loops pay off: compiled anew they take a second or two."""
 
 
 def worth_compiling(experiment: Experiment) -> bool:
@@ -80,14 +78,15 @@ class CompiledRows(RowByRow):
         if policy.bound.observed:
             observe_releases(norms.reshape(len(keys), -1), policy.clip_norm)
         noise.plan.grid.marked(np.empty(0), policy.clip_norm * share)  # raises if clipped values do not fit the grid
-        source = _source(contributions, scales * (share / noise.plan.grid.spacing), policy.rows_per_release)
+        factors = scales * (share / noise.plan.grid.spacing)
+        source = _source(contributions, factors, policy.rows_per_release, size)
         made: list[Counts] = []
         total, counts = np.zeros(size, np.int64), np.empty((0, size), np.int64)
         drawn = [row_key(key, nonce) for key, nonce in zip(keys, nonces, strict=True)]
         for piece in normal_pieces(drawn, size, policy.noise_quality, self._pairs):
             if not piece.columns.start:
                 counts = np.empty((piece.rows.stop - piece.rows.start, size), np.int64)
-            self._noise.write(piece, counts[:, piece.columns])
+            self._noise.write(piece, counts)
             source.add(piece, counts, total)
             if piece.columns.stop == size:
                 made += [row.copy() for row in counts] if self._own_rows else list(counts)
@@ -106,27 +105,7 @@ class CompiledRows(RowByRow):
 @cache
 def compiled_pairs() -> WordPairs | None:
     """Return the loop that makes normals of ``fast`` quality, or None if NumPy's are others on this computer."""
-    kernels = loaded_kernels()
-    return kernels.word_pairs if kernels.equals_numpy() else None
-
-
-@cache
-def loaded_kernels() -> ModuleType:
-    """Return :mod:`.kernels`, with numba's first call behind it, which takes much longer than all later ones.
-
-    Garbage is not collected meanwhile: among the many objects that numba makes there is none, and looking takes a
-    quarter of the time.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        from . import kernels
-
-        kernels.independent(np.zeros((1, 1), np.float32), np.zeros(1), np.zeros((1, 1), np.int64))
-    finally:
-        if collects:
-            gc.enable()
-    return kernels
+    return loops().make_normals if loops().equals_numpy() else None
 
 
 class LastNormals:
@@ -185,7 +164,7 @@ class CompiledNoise(ABC):
     """The noise of a mechanism, for whole blocks of clients: :meth:`begin`, the pieces of all rows, :meth:`end`."""
 
     def __init__(self, noise: NoiseStream, kept: LastNormals) -> None:
-        self._kernels = loaded_kernels()
+        self._loops = loops()
         self._noise, self._kept = noise, kept
 
     @abstractmethod
@@ -194,7 +173,7 @@ class CompiledNoise(ABC):
 
     @abstractmethod
     def write(self, piece: NormalPiece, made: Counts) -> None:
-        """Write the counts that some columns of some clients add and remove."""
+        """Write the counts that some columns of some clients add and remove to these clients' counts."""
 
     def end(self, streams: StreamBlock, nonces: Sequence[bytes]) -> None:
         """Move what the noise is made again from."""
@@ -233,23 +212,24 @@ class _Cancelling(_RemovingLast):
         self._factors, self._before = sigmas[streams.release], sigmas[np.maximum(streams.release - 1, 0)]
 
     def write(self, piece: NormalPiece, made: Counts) -> None:
-        rows, table = piece.rows, self._kept.table
-        factors, before, again = self._factors[rows], self._before[rows], self._again[rows]
-        self._kernels.cancelling(
-            piece.normals, piece.columns.start, factors, before, again, table, self._places[rows], made
+        rows = piece.rows
+        self._loops.cancelling(
+            *(piece.normals, *_extent(piece, made), self._factors[rows], self._before[rows]),
+            *(self._again[rows], self._kept.table, self._places[rows], made),
         )
 
 
 class _Decaying(_RemovingLast):
     def _prepare(self, streams: StreamBlock) -> None:
         kind = self._kept.table.dtype.type
-        self._factor, self._weight = kind(self._scale(streams)), kind(self._noise.plan.mechanism.diagonals[1])  # type: ignore[attr-defined]
+        weight: float = self._noise.plan.mechanism.diagonals[1]  # type: ignore[attr-defined]
+        self._factor, self._weight = float(kind(self._scale(streams))), float(kind(weight))
 
     def write(self, piece: NormalPiece, made: Counts) -> None:
-        rows, table = piece.rows, self._kept.table
-        self._kernels.decaying(
-            *(piece.normals, piece.columns.start, self._factor, self._weight),
-            *(self._again[rows], table, self._places[rows], made),
+        rows = piece.rows
+        self._loops.decaying(
+            *(piece.normals, *_extent(piece, made), self._factor, self._weight),
+            *(self._again[rows], self._kept.table, self._places[rows], made),
         )
 
 
@@ -261,7 +241,7 @@ class _Independent(CompiledNoise):
         return True
 
     def write(self, piece: NormalPiece, made: Counts) -> None:
-        self._kernels.independent(piece.normals, self._factors[piece.rows], made)
+        self._loops.independent(piece.normals, *_extent(piece, made), self._factors[piece.rows], made)
 
 
 class _Buffered(CompiledNoise):
@@ -276,12 +256,17 @@ class _Buffered(CompiledNoise):
     def write(self, piece: NormalPiece, made: Counts) -> None:
         mechanism, kind = self._noise.plan.mechanism, piece.normals.dtype
         omegas, thetas = mechanism.omega.astype(kind), mechanism.theta.astype(kind)  # type: ignore[attr-defined]
+        start, columns, size = piece.columns.start, piece.columns.stop - piece.columns.start, made.shape[1]
+        values, scale = np.empty(columns, kind), float(kind.type(self._factor))
         for i, row in enumerate(range(piece.rows.start, piece.rows.stop)):
-            if not piece.columns.start:
-                self._after.append(np.empty((len(omegas), self._noise.num_parameters), kind))
-            normals, start, scale = piece.normals[i : i + 1], piece.columns.start, kind.type(self._factor)
-            state, after = self._states[row], self._after[row]
-            self._kernels.buffered(normals, start, scale, omegas, thetas, state, after, made[i : i + 1])
+            if not start:
+                self._after.append(np.empty((len(omegas), size), kind))
+            states = [np.require(state, kind, ["C", "W"]) for state in self._states[row]]
+            where = np.array([address(state) for state in states])
+            self._loops.buffered(
+                *(piece.normals[i], start, columns, size, scale, len(omegas), omegas, thetas),
+                *(where, self._after[row], values, made[i]),
+            )
 
     def end(self, streams: StreamBlock, nonces: Sequence[bytes]) -> None:
         super().end(streams, nonces)
@@ -298,11 +283,17 @@ NOISES: dict[type[Mechanism], type[CompiledNoise]] = {
 """The mechanisms whose noise is compiled."""
 
 
+def _extent(piece: NormalPiece, made: Counts) -> tuple[int, int, int, int, int]:
+    """Return the width of normals, the clients, the first of the columns and their number, and all columns."""
+    rows, columns = piece.rows, piece.columns
+    return piece.normals.shape[1], rows.stop - rows.start, columns.start, columns.stop - columns.start, made.shape[1]
+
+
 class _Source(ABC):
     """Clipped contributions: equally many samples of each client, client after client."""
 
     def __init__(self, share: int) -> None:
-        self._kernels = loaded_kernels()
+        self._loops = loops()
         self._share = share
 
     @abstractmethod
@@ -317,12 +308,13 @@ class _OuterSource(_Source):
     def __init__(self, contributions: OuterProducts, factors: NDArray[np.float64], share: int) -> None:
         super().__init__(share)
         self._residuals = np.ascontiguousarray(contributions.residuals * factors[:, None])
-        self._features = np.ascontiguousarray(contributions.features)
+        self._features = np.require(contributions.features, np.float64, ["C", "W"])
 
     def add(self, piece: NormalPiece, counts: Counts, total: Counts) -> None:
-        samples, columns = self._samples(piece), piece.columns
-        residuals, features = self._residuals[samples], self._features[samples]
-        self._kernels.add_outer(residuals, features, columns.start, counts[:, columns], total[columns])
+        residuals, features = self._residuals[self._samples(piece)], self._features[self._samples(piece)]
+        _, *extent = _extent(piece, counts)
+        sizes = residuals.shape[1], features, features.shape[1]
+        self._loops.add_outer(residuals, *sizes, self._share, *extent, counts, total)
 
 
 class _DenseSource(_Source):
@@ -331,9 +323,10 @@ class _DenseSource(_Source):
         self._rows, self._factors = rows, factors.astype(rows.dtype)
 
     def add(self, piece: NormalPiece, counts: Counts, total: Counts) -> None:
-        samples, columns = self._samples(piece), piece.columns
-        rows, factors = np.ascontiguousarray(self._rows[samples]), self._factors[samples]
-        self._kernels.add_dense(rows, factors, columns.start, counts[:, columns], total[columns])
+        samples = self._samples(piece)
+        rows = np.require(self._rows[samples], requirements=["C", "W"])
+        _, *extent = _extent(piece, counts)
+        self._loops.add_dense(rows, self._factors[samples], self._share, *extent, counts, total)
 
 
 class _WrittenSource(_Source):
@@ -346,19 +339,21 @@ class _WrittenSource(_Source):
     def add(self, piece: NormalPiece, counts: Counts, total: Counts) -> None:
         if piece.columns.stop < counts.shape[1]:
             return
-        row, one, nothing = np.empty((1, counts.shape[1])), np.ones(1), np.zeros(counts.shape[1], np.int64)
+        row, one, nothing = np.empty(counts.shape[1]), np.ones(1), np.zeros(counts.shape[1], np.int64)
         for i, made in enumerate(counts):
             first = (piece.rows.start + i) * self._share
             for sample in range(first, first + self._share):
-                self._contributions.write(sample, self._factors[sample], row[0])
-                self._kernels.add_dense(row, one, 0, made[None], nothing)
+                self._contributions.write(sample, self._factors[sample], row)
+                self._loops.add_dense(row, one, 1, 1, 0, len(made), len(made), made, nothing)
             total += made
 
 
-def _source(contributions: StackedContributions, factors: NDArray[np.float64], share: int) -> _Source:
-    """Return the contributions, whose ``factors`` clip them and bring them to the grid."""
+def _source(contributions: StackedContributions, factors: NDArray[np.float64], share: int, size: int) -> _Source:
+    """Return the contributions of ``size`` values, whose ``factors`` clip them and bring them to the grid."""
     if type(contributions) is OuterProducts:
         return _OuterSource(contributions, factors, share)
-    if type(contributions) is DenseContributions and contributions.rows.dtype in (np.float32, np.float64):
-        return _DenseSource(contributions.rows, factors, share)
+    if type(contributions) is DenseContributions:
+        rows = contributions.rows
+        if rows.dtype in (np.float32, np.float64) and rows.shape[1] == size:  # a loop looks at neither
+            return _DenseSource(rows, factors, share)
     return _WrittenSource(contributions, factors, share)

@@ -1,11 +1,12 @@
-"""Compiled loops over the values of a block of releases: the same integers as NumPy's, in one pass where it takes nine.
+"""Loops over the values of a block of releases: the same integers as NumPy's, in one pass where it takes nine.
 
-Importing this file needs numba (the extra ``compiled``). Native code is kept beside the file, or in the user's cache
-folder, and read by later processes; where neither can be written it is compiled in every process.
+Importing this file needs numba (the extra ``compiled``), which compiles the loops. :mod:`.native` keeps their native
+code, and calls it without this file and without numba.
 
-All arrays are contiguous. Rows are clients. ``start`` is the first of the columns that a call is about, and ``made``
-their counts from there on, shape (rows, columns), with int64 entries. Nothing is compiled with ``fastmath``, so
-everything is rounded as in NumPy, to which tests/app/engines/test_compiled.py holds it.
+The loops work on contiguous memory: all arrays are pointers. Rows are clients, of whom there are ``rows``, each with
+``size`` values. ``start`` is the first of the ``columns`` that a call is about, and ``made`` has the counts of all
+values. ``normals`` are of these columns alone, ``width`` in a row. Nothing is compiled with ``fastmath``, so everything
+is rounded as in NumPy, to which tests/app/engines/test_compiled.py holds it.
 """
 
 # numba has no types of its own that a checker could read.
@@ -14,27 +15,18 @@ everything is rounded as in NumPy, to which tests/app/engines/test_compiled.py h
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import sys
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
+from llvmlite import binding, ir
+from numba import cfunc, types
 from numba.extending import intrinsic
 
 from ...privacy.noise import MARK as _MARK
 from ...privacy.noise import ROUNDER as _ROUNDER
-from ...privacy.noise import fast_pairs
 
 MARK, ROUNDER = int(_MARK), float(_ROUNDER)
-
-
-def compiled(function: Callable[..., None]) -> Callable[..., None]:
-    """Compile a function at its first call, or read its native code from the cache."""
-    try:
-        return njit(cache=True, error_model="numpy")(function)
-    except RuntimeError:  # no folder for the cache
-        return njit(error_model="numpy")(function)
 
 
 def _generated(_: Any, value: Any) -> Any:  # noqa: ARG001 - numba calls it with the types of its arguments
@@ -52,119 +44,105 @@ _bits: Any = intrinsic(_generated)
 # Adding ROUNDER rounds to the nearest integer and leaves it in the low bits (`Grid.marked`), too large by MARK.
 
 
-@compiled
-def cancelling(normals, start, factors, before, again, table, places, made):
+def cancelling(normals, width, rows, start, columns, size, factors, before, again, table, places, made):
     """Write what noise adds and removes.
 
     ``table`` has each client's last normals in row ``places``, if ``again`` says so, and then the new ones. ``factors``
     and ``before`` bring new and last normals to counts.
     """
-    for row in range(made.shape[0]):
+    for row in range(rows):
         factor, factor_before = factors[row], before[row]
-        fresh, out = normals[row], made[row]
-        last = table[places[row], start : start + out.size]
-        if again[row]:
-            for i in range(out.size):
-                added = _bits(np.float64(fresh[i]) * factor + ROUNDER)
-                out[i] = added - _bits(np.float64(last[i]) * factor_before + ROUNDER)
-                last[i] = fresh[i]
+        fresh, out, last = row * width, row * size + start, places[row] * size + start
+        if again[row] != 0:
+            for i in range(columns):
+                added = _bits(np.float64(normals[fresh + i]) * factor + ROUNDER)
+                made[out + i] = added - _bits(np.float64(table[last + i]) * factor_before + ROUNDER)
+                table[last + i] = normals[fresh + i]
         else:
-            for i in range(out.size):
-                out[i] = _bits(np.float64(fresh[i]) * factor + ROUNDER) - MARK
-                last[i] = fresh[i]
+            for i in range(columns):
+                made[out + i] = _bits(np.float64(normals[fresh + i]) * factor + ROUNDER) - MARK
+                table[last + i] = normals[fresh + i]
 
 
-@compiled
-def decaying(normals, start, scale, weight, again, table, places, made):
+def decaying(normals, width, rows, start, columns, size, scale, weight, again, table, places, made):
     """Write noise to which the last row, times ``weight``, is added; the rest is as for :func:`cancelling`.
 
     ``scale`` and ``weight`` are of the normals' type, in which NumPy multiplies and adds them.
     """
-    for row in range(made.shape[0]):
-        fresh, out = normals[row], made[row]
-        last = table[places[row], start : start + out.size]
-        if again[row]:
-            for i in range(out.size):
-                value = fresh[i] * scale + (last[i] * scale) * weight
-                out[i] = _bits(np.float64(value) + ROUNDER) - MARK
-                last[i] = fresh[i]
+    for row in range(rows):
+        fresh, out, last = row * width, row * size + start, places[row] * size + start
+        if again[row] != 0:
+            for i in range(columns):
+                value = normals[fresh + i] * scale + (table[last + i] * scale) * weight
+                made[out + i] = _bits(np.float64(value) + ROUNDER) - MARK
+                table[last + i] = normals[fresh + i]
         else:
-            for i in range(out.size):
-                out[i] = _bits(np.float64(fresh[i] * scale) + ROUNDER) - MARK
-                last[i] = fresh[i]
+            for i in range(columns):
+                made[out + i] = _bits(np.float64(normals[fresh + i] * scale) + ROUNDER) - MARK
+                table[last + i] = normals[fresh + i]
 
 
-@compiled
-def independent(normals, factors, made):
+def independent(normals, width, rows, start, columns, size, factors, made):
     """Write noise that has nothing to do with earlier noise."""
-    for row in range(made.shape[0]):
-        factor, fresh, out = factors[row], normals[row], made[row]
-        for i in range(out.size):
-            out[i] = _bits(np.float64(fresh[i]) * factor + ROUNDER) - MARK
+    for row in range(rows):
+        factor, fresh, out = factors[row], row * width, row * size + start
+        for i in range(columns):
+            made[out + i] = _bits(np.float64(normals[fresh + i]) * factor + ROUNDER) - MARK
 
 
-@compiled
-def buffered(normals, start, scale, omegas, thetas, states, after, made):
-    """Write the BLT noise of one client: ``normals`` and ``made`` have one row.
+def buffered(normals, start, columns, size, scale, buffers, omegas, thetas, states, after, values, made):
+    """Write the BLT noise of one client.
 
-    ``states`` is a tuple of its buffers, and ``after`` has a row for each of the next ones. ``scale``, ``omegas`` and
-    ``thetas`` are of the normals' type.
+    ``states`` points to its ``buffers``, and ``after`` has a row for each of the next ones. ``scale``, ``omegas`` and
+    ``thetas`` are of the normals' type, and so are ``values``, which have room for a row.
     """
-    fresh, out = normals[0], made[0]
-    values = np.empty(out.size, normals.dtype)
-    for i in range(out.size):
-        values[i] = fresh[i] * scale
-    for k in range(len(states)):
-        state, omega = states[k][start : start + out.size], omegas[k]
-        for i in range(out.size):
-            values[i] -= state[i] * omega
-    for k in range(len(states)):
-        state, theta, then = states[k][start : start + out.size], thetas[k], after[k, start : start + out.size]
-        for i in range(out.size):
-            then[i] = state[i] * theta + values[i]
-    for i in range(out.size):
-        out[i] = _bits(np.float64(values[i]) + ROUNDER) - MARK
+    for i in range(columns):
+        values[i] = normals[i] * scale
+    for k in range(buffers):
+        state, omega = states[k], omegas[k]
+        for i in range(columns):
+            values[i] -= state[start + i] * omega
+    for k in range(buffers):
+        state, theta, then = states[k], thetas[k], k * size + start
+        for i in range(columns):
+            after[then + i] = state[start + i] * theta + values[i]
+    for i in range(columns):
+        made[start + i] = _bits(np.float64(values[i]) + ROUNDER) - MARK
 
 
-@compiled
-def add_outer(residuals, features, start, made, total):
-    """Add outer products to counts, and the counts to ``total``; clients have equally many rows, one after the other.
+def add_outer(residuals, classes, features, inputs, share, rows, start, columns, size, made, total):
+    """Add outer products to counts, and the counts to ``total``; each client has ``share`` rows, one after the other.
 
-    ``residuals`` are in units of the grid. Columns behind the products are the residuals themselves.
+    ``residuals`` are in units of the grid. Columns behind the products with the ``inputs`` of a row are the residuals
+    themselves.
     """
-    classes, size = residuals.shape[1], features.shape[1]
-    share = residuals.shape[0] // made.shape[0]
-    stop = start + made.shape[1]
-    for row in range(made.shape[0]):
-        out = made[row]
+    stop = start + columns
+    for row in range(rows):
+        out = row * size
         for sample in range(row * share, (row + 1) * share):
-            values = features[sample]
             for c in range(classes):
-                first, residual = c * size, residuals[sample, c]
-                low, high = max(first, start), min(first + size, stop)
-                if low < high:
-                    there, factors = out[low - start : high - start], values[low - first : high - first]
-                    for i in range(there.size):
-                        there[i] += _bits(residual * factors[i] + ROUNDER) - MARK
-                i = classes * size + c
+                first, residual = c * inputs, residuals[sample * classes + c]
+                low, high = max(first, start), min(first + inputs, stop)
+                values = sample * inputs + low - first
+                for i in range(high - low):
+                    made[out + low + i] += _bits(residual * features[values + i] + ROUNDER) - MARK
+                i = classes * inputs + c
                 if start <= i < stop:
-                    out[i - start] += _bits(residual + ROUNDER) - MARK
-        for i in range(out.size):
-            total[i] += out[i]
+                    made[out + i] += _bits(residual + ROUNDER) - MARK
+        for i in range(start, stop):
+            total[i] += made[out + i]
 
 
-@compiled
-def add_dense(rows, factors, start, made, total):
+def add_dense(values, factors, share, rows, start, columns, size, made, total):
     """Add rows times their factors, which are of the rows' type, to counts; the rest is as for :func:`add_outer`."""
-    share, stop = rows.shape[0] // made.shape[0], start + made.shape[1]
-    for row in range(made.shape[0]):
-        out = made[row]
+    for row in range(rows):
+        out = row * size + start
         for sample in range(row * share, (row + 1) * share):
-            factor, values = factors[sample], rows[sample, start:stop]
-            for i in range(out.size):
-                out[i] += _bits(np.float64(values[i] * factor) + ROUNDER) - MARK
-        for i in range(out.size):
-            total[i] += out[i]
+            factor, first = factors[sample], sample * size + start
+            for i in range(columns):
+                made[out + i] += _bits(np.float64(values[first + i] * factor) + ROUNDER) - MARK
+        for i in range(columns):
+            total[start + i] += made[out + i]
 
 
 # Normals of ``fast`` quality (`fast_pairs`) in one pass instead of eleven. No standard says how a sine, a cosine and a
@@ -214,7 +192,17 @@ def _generated_turned(_: Any, sine: Any, cosine: Any, quarters: Any) -> Any:  # 
     return _TWO_SINGLES(_SINGLE, _SINGLE, _SINGLE), generate
 
 
+def _generated_root(_: Any, value: Any) -> Any:  # noqa: ARG001 - as above
+    """Return the square root as an instruction, not as a call of the C library's."""
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        return builder.call(builder.module.declare_intrinsic("llvm.sqrt", [_F32]), arguments)
+
+    return _SINGLE(_SINGLE), generate
+
+
 _fused: Any = intrinsic(_generated_fused)
+_root: Any = intrinsic(_generated_root)
 _parts: Any = intrinsic(_generated_parts)
 _turned: Any = intrinsic(_generated_turned)
 
@@ -236,15 +224,13 @@ _S3, _S5 = _f(float.fromhex("-0x1.555556p-3")), _f(float.fromhex("0x1.11119ap-7"
 _S7, _S9 = _f(float.fromhex("-0x1.a06bbap-13")), _f(float.fromhex("0x1.7d3bbcp-19"))
 
 
-@compiled
-def word_pairs(words, normals):
+def word_pairs(normals, words, rows, pairs):
     """Write the normals that `fast_pairs` makes of words of 32 bits; both have shape (rows, 2 pairs)."""
-    pairs = words.shape[1] // 2
-    for row in range(words.shape[0]):
-        radius_words, angle_words = words[row, :pairs], words[row, pairs:]
-        cosines, sines = normals[row, :pairs], normals[row, pairs:]
+    for row in range(rows):
+        cosines = 2 * row * pairs
+        sines = cosines + pairs
         for i in range(pairs):
-            exponent, x = _parts((_f(radius_words[i]) + _HALF) * _UNIT)
+            exponent, x = _parts((_f(words[cosines + i]) + _HALF) * _UNIT)
             small = x <= _ROOT_HALF
             x = x + x if small else x
             exponent = exponent - _ONE if small else exponent
@@ -252,8 +238,8 @@ def word_pairs(words, normals):
             above = _fused(_fused(_fused(_fused(_P5, x, _P4), x, _P3), x, _P2), x, _P1)
             below = _fused(_fused(_fused(_fused(_Q5, x, _Q4), x, _Q3), x, _Q2), x, _Q1)
             quotient = _fused(above, x, _ZERO) / _fused(below, x, _ONE)
-            radius = np.sqrt(_fused(exponent, _LN_2, quotient) * _MINUS_TWO)
-            angle = _f(angle_words[i]) * _TURN
+            radius = _root(_fused(exponent, _LN_2, quotient) * _MINUS_TWO)
+            angle = _f(words[sines + i]) * _TURN
             marked = _fused(angle, _TWO_OVER_PI, _QUARTERS)
             quarters = marked - _QUARTERS
             x = _fused(quarters, _LOW, _fused(quarters, _MIDDLE, _fused(quarters, _HIGH, angle)))
@@ -261,20 +247,36 @@ def word_pairs(words, normals):
             cosine = _fused(_fused(_fused(_fused(_C8, square, _C6), square, _C4), square, _C2), square, _ONE)
             sine = _fused(_fused(_fused(_fused(_S9, square, _S7), square, _S5), square, _S3), square, _ZERO)
             sine, cosine = _turned(_fused(sine, x, x), cosine, marked)
-            cosines[i] = cosine * radius
-            sines[i] = sine * radius
+            normals[cosines + i] = cosine * radius
+            normals[sines + i] = sine * radius
 
 
-def equals_numpy() -> bool:
-    """Return True if :func:`word_pairs` makes NumPy's normals on this computer, as 3 x 2^15 words tell.
+_TYPES = {"n": types.int64, "d": types.CPointer(types.float64), "q": types.CPointer(types.int64)}
+_TYPES |= {"b": types.CPointer(types.uint8), "w": types.CPointer(types.uint32)}
 
-    They are evenly spread, and some are those at which a quarter of a turn ends. Two ways to approximate a logarithm
-    or a sine differ in the last bit of a tenth of all values or more.
-    """
-    steps = np.arange(1 << 15, dtype=np.uint32)
-    even, half = steps << np.uint32(17), len(steps) // 2
-    words = np.stack([even, even[::-1], even + steps * np.uint32(3)])
-    made, expected = np.empty(words.shape, np.float32), np.empty(words.shape, np.float32)
-    word_pairs(words, made)
-    fast_pairs(words[:, :half], words[:, half:], lambda *_: words[0], expected[:, :half], expected[:, half:])
-    return made.tobytes() == expected.tobytes()
+
+def compiled(loop: str, letters: str, kind: str) -> Any:
+    """Return a loop for values of type ``kind``, compiled; ``letters`` are those of :data:`.native.ARGUMENTS`."""
+    real = types.float32 if kind == "float32" else types.float64
+    kinds = {**_TYPES, "s": real, "r": types.CPointer(real), "p": types.CPointer(types.CPointer(real))}
+    return cfunc(types.void(*map(kinds.__getitem__, letters)), error_model="numpy")(globals()[loop])
+
+
+def native_code(compiled_loop: Any, name: str) -> bytes | None:
+    """Return an object file for this computer with a compiled loop under a name; None if it needs other code."""
+    module = binding.parse_assembly(compiled_loop.inspect_llvm())
+    for function in module.functions:
+        if function.name == compiled_loop.native_name:
+            function.name = name
+        elif not function.is_declaration:
+            # What numba has around a loop is for errors: in one piece with it, it turns out that there are none.
+            function.linkage = "internal"
+            function.add_function_attribute("alwaysinline")
+    processor, features = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+    target = binding.Target.from_default_triple()
+    machine = target.create_target_machine(cpu=processor, features=features, opt=3, reloc="pic")
+    builder = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=3))
+    builder.getModulePassManager().run(module, builder)
+    needed = {one.name for one in module.functions if one.is_declaration and not one.name.startswith("llvm.")}
+    alone = needed <= {"memcpy", "memmove", "memset"} and sys.platform != "win32"  # which has other object files
+    return machine.emit_object(module) if alone else None

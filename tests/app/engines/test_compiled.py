@@ -1,12 +1,17 @@
 """Compiled loops make the integers that NumPy makes, whatever is lost, kept, repeated or not finite."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
 from murmurfl.app.engines import compiled
 from murmurfl.app.engines.compiled import CompiledRows, LastNormals, compiled_rows, worth_compiling
+from murmurfl.app.engines.native import loops
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
@@ -19,6 +24,7 @@ from murmurfl.privacy.release.privatizer_block import PrivatizerBlock
 
 pytestmark = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
 
+ROOT = Path(__file__).parents[3]
 CLIENTS, CLASSES, FEATURES = 5, 3, 4
 D = CLASSES * FEATURES + CLASSES
 ACKS = [[0] * CLIENTS, [1, 0, 1, 1, 0], [2, 2, 1, 0, 0], [3, 3, 9, 3, 1], [4, 3, 3, 4, 4]]
@@ -136,18 +142,16 @@ def test_rows_of_noise_that_were_not_kept_are_drawn_again(rows, mechanism):
 
 
 def test_a_block_that_failed_half_way_is_made_again(monkeypatch):
-    from murmurfl.app.engines import kernels
-
-    heard, add_outer = [], kernels.add_outer
+    heard, add_outer = [], loops().add_outer
     for arithmetic, fails in ((None, False), (compiled_rows(), True)):
         subject = block(arithmetic)
         for number in range(4):
             asked = "s", [0, 1], [0, 0], lambda *_, n=number: contributions("outer", n, [0, 1])
             if fails and number == 2:
-                monkeypatch.setattr(kernels, "add_outer", lambda *_: 1 / 0)
+                monkeypatch.setattr(loops(), "add_outer", lambda *_: 1 / 0)
                 with pytest.raises(ZeroDivisionError):
                     subject.release(*asked)
-                monkeypatch.setattr(kernels, "add_outer", add_outer)
+                monkeypatch.setattr(loops(), "add_outer", add_outer)
             heard.append([counts.copy() for counts in subject.release(*asked).counts])
     assert (np.array(heard[:4]) == np.array(heard[4:])).all()
 
@@ -166,14 +170,12 @@ def test_other_mechanisms_are_left_to_numpy(options):
 
 
 def test_a_loop_that_rounded_otherwise_would_be_noticed(monkeypatch):
-    from murmurfl.app.engines import kernels
-
-    add_dense = kernels.add_dense
+    add_dense = loops().add_dense
 
     def truncating(rows, factors, *others):
         add_dense(np.trunc(rows * factors[:, None]), np.ones_like(factors), *others)
 
-    monkeypatch.setattr(kernels, "add_dense", truncating)
+    monkeypatch.setattr(loops(), "add_dense", truncating)
     assert (transcript(block(compiled_rows()), "float64") != transcript(block(None), "float64")).any()
 
 
@@ -205,31 +207,44 @@ def spread_words(step):
 
 def test_compiled_normals_are_numpys():
     """All 84 million pairs of equal words were compared once, with NumPy's loops for AVX2 and for AVX-512."""
-    from murmurfl.app.engines.kernels import word_pairs
-
     if compiled.compiled_pairs() is None:
         pytest.skip("NumPy has other loops on this computer.")
     words = spread_words(61)
     rows = np.concatenate([words, words[::-1]])[None]
     made, expected, pairs = np.empty(rows.shape, np.float32), np.empty(rows.shape, np.float32), len(words)
-    word_pairs(rows, made)
+    loops().make_normals(rows, made)
     fast_pairs(rows[:, :pairs], rows[:, pairs:], lambda *_: words, expected[:, :pairs], expected[:, pairs:])
     assert made.tobytes() == expected.tobytes()
 
 
+def test_kept_code_needs_no_numba_and_damaged_code_is_made_anew(tmp_path):
+    code = (
+        "import sys; import numpy as np; from murmurfl.app.engines.native import loops; made = np.zeros(3, np.int64); "
+        "loops().independent(np.full(3, 1.4, np.float32), 3, 1, 0, 3, 3, np.full(1, 5.0), made); "
+        "print(*made, 'numba' in sys.modules)"
+    )
+
+    def run():
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+    assert [run(), run()] == ["7 7 7 True\n", "7 7 7 False\n"]
+    (kept,) = tmp_path.iterdir()
+    kept.write_bytes(kept.read_bytes()[:100])
+    assert [run(), run()] == ["7 7 7 True\n", "7 7 7 False\n"]
+
+
 def test_compiled_normals_that_are_not_numpys_are_not_used(monkeypatch):
-    from murmurfl.app.engines import kernels
+    word_pairs = loops().word_pairs
 
-    word_pairs = kernels.word_pairs
-
-    def unfused(words, normals):
+    def unfused(normals, words, rows, pairs):
         """Differ in the last bit where five eighths of a turn end, as without a fused product."""
-        word_pairs(words, normals)
-        pairs = words.shape[1] // 2
+        word_pairs(normals, words, rows, pairs)
         at_end = words[:, pairs:] == 5 << 29
         normals[:, :pairs][at_end] = np.nextafter(normals[:, :pairs][at_end], np.float32(0))
 
-    monkeypatch.setattr(kernels, "word_pairs", unfused)
+    monkeypatch.setattr(loops(), "word_pairs", unfused)
     compiled.compiled_pairs.cache_clear()
     try:
         assert compiled.compiled_pairs() is None
