@@ -176,7 +176,7 @@ def cohort(size: Size, *, compiled: bool = True, mechanism: str = "cancelling") 
         checkpoint=False,
     )
     experiment = prepare(config)
-    loops.WORTH_COMPILING = 0 if compiled else 1 << 62
+    loops.WORTH_COMPILING = loops.WORTH_LOADING = 0 if compiled else 1 << 62
     processor = time.process_time()
     result = run_cohort(config)
     return {

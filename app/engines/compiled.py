@@ -24,17 +24,21 @@ from ...privacy.release.clipping import DenseContributions, StackedContributions
 from ...privacy.release.prefix_sums import NoiseStream, ReleaseRule
 from ...privacy.release.privatizer_block import RowByRow
 from ..runs.experiment import Experiment
-from .native import address, loops
+from .native import address, are_kept, loops
 
 WORTH_COMPILING = 1 << 28
-"""Values of a run's releases from which the loops pay off: compiled anew they take a second or two."""
+"""Values of a run's releases from which the loops pay off if they must be compiled, which takes a second or two."""
+WORTH_LOADING = 1 << 24
+"""Values from which they pay off if their native code is kept."""
 
 
 def worth_compiling(experiment: Experiment) -> bool:
     """Return True if numba is installed and the run is long enough for compiled loops to pay off."""
     config = experiment.config
     values = experiment.num_rounds * config.asked_per_round * experiment.model.num_parameters
-    return values >= WORTH_COMPILING and find_spec("numba") is not None
+    if values < min(WORTH_COMPILING, WORTH_LOADING) or find_spec("numba") is None:
+        return False
+    return values >= WORTH_COMPILING or are_kept()
 
 
 def compiled_rows(*, own_rows: bool = False) -> Callable[[ReleaseRule], CompiledRows]:

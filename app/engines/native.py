@@ -99,12 +99,16 @@ def loops() -> Loops:
     return Loops()
 
 
+def are_kept() -> bool:
+    """Return True if earlier processes have kept native code, so that loops need not be compiled."""
+    return _kept("word_pairs", "float32") is not None
+
+
 def _loaded(name: str, letters: str, kind: str) -> int:
     """Return the address of a loop for values of a type, in native code that was kept, or that is made and kept."""
     from llvmlite import binding
 
-    file = f"{name}-{kind}-{_digest()}.o"
-    code = next(filter(None, (_kept(folder / file) for folder in _folders())), None)
+    code = _kept(name, kind)
     if code is None:
         compiled, code = _made(name, letters, kind)
         if code is None:
@@ -112,7 +116,7 @@ def _loaded(name: str, letters: str, kind: str) -> int:
             return compiled.address
         for folder in _folders():
             with suppress(OSError):
-                _keep(folder / file, code)
+                _keep(folder / _file(name, kind), code)
                 break
     machine = binding.Target.from_default_triple().create_target_machine()
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
@@ -165,14 +169,18 @@ def _folders() -> Iterator[Path]:
     yield Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "murmurfl"
 
 
-def _kept(path: Path) -> bytes | None:
+def _file(name: str, kind: str) -> str:
+    return f"{name}-{kind}-{_digest()}.o"
+
+
+def _kept(name: str, kind: str) -> bytes | None:
     """Return what :func:`_keep` wrote, or None if it is not there or damaged."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    code, digest = content[:-32], content[-32:]
-    return code if hashlib.sha256(code).digest() == digest else None
+    for folder in _folders():
+        with suppress(OSError):
+            content = (folder / _file(name, kind)).read_bytes()
+            if hashlib.sha256(content[:-32]).digest() == content[-32:]:
+                return content[:-32]
+    return None
 
 
 def _keep(path: Path, code: bytes) -> None:

@@ -18,7 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy.errors import OF_DATA, ConfigurationError, InvalidRecordError, is_interrupt
-from ...privacy.release.clipping import DenseContributions, StackedContributions, squared_lengths
+from ...privacy.release.clipping import (
+    ChosenContributions,
+    DenseContributions,
+    StackedContributions,
+    squared_lengths,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -505,6 +510,12 @@ class OuterProducts:
         with np.errstate(all="ignore"):
             squares = _told(self.features) + (1.0 if self.bias else 0.0)
             return np.sqrt(_told(self.residuals) * squares)
+
+    def chosen(self, rows: NDArray[np.intp]) -> StackedContributions:
+        """Return some of the rows."""
+        if type(self) is not OuterProducts:  # a subclass has more than these
+            return ChosenContributions(self, rows)
+        return OuterProducts(self.residuals[rows], self.features[rows], bias=self.bias)
 
     def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
         """Write ``scale`` times a row to ``out``."""

@@ -30,9 +30,6 @@ from ..adapters.per_sample_gradients import Samples
 from ..private_client import BatchedContribution, PrivateClient, Request
 from ..queries import QueryPart, read_query
 
-Placed = tuple[int, int, slice, bool]
-"""A client that may release: its place among those asked, its part, its fresh samples, whether it is computed here."""
-
 
 @dataclass(frozen=True)
 class Part:
@@ -134,23 +131,30 @@ class BlockTask:
         """Return the contributions of each part's clients, computed with those of all others."""
         if len(parts) == 1 and not self.all_answer and all(parts[0].here):
             return [self._whole(parts[0], admissions[0])]
-        placed: list[Placed] = [
-            (part.places[place], number, samples, here)
-            for number, (part, admission) in enumerate(zip(parts, admissions, strict=True))
-            for place, samples, here in zip(admission.places, admission.slices, admission.here, strict=True)
-        ]
-        if not any(here for *_, here in placed):
+        if not any(any(one.here) for one in admissions):
             return [None] * len(parts)
+        asked = zip(parts, admissions, strict=True)
+        place = np.concatenate([np.asarray(part.places, np.intp)[one.places] for part, one in asked])
+        here = np.concatenate([np.asarray(one.here, bool) for one in admissions])
+        start, stop = (np.concatenate([getattr(one, end) for one in admissions]) for end in ("start", "stop"))
+        number = np.repeat(np.arange(len(parts)), [len(one.places) for one in admissions])
+        # In the place of those that are computed elsewhere another's samples are computed, and dropped: products of
+        # matrices of another shape differ in their last bits.
+        other = int(here.argmax())
+        computed = np.where(here, np.arange(len(place)), other)
         if self.all_answer:
-            placed += self._elsewhere(placed, parts)
-        # In the order in which they were asked, with zeros for those that are computed elsewhere: products of matrices
-        # of another shape differ in their last bits.
-        placed.sort(key=lambda entry: entry[0])
-        here = np.array([here for *_, here in placed])
-        stack = self.together.contributions([i for i, *_ in placed], self._samples(placed, here))
+            elsewhere = self._elsewhere(place, parts)
+            place = np.concatenate([place, elsewhere])
+            here = np.concatenate([here, np.zeros(len(elsewhere), bool)])
+            number = np.concatenate([number, np.full(len(elsewhere), -1)])
+            computed = np.concatenate([computed, np.full(len(elsewhere), other)])
+        names = list(map(self.names.__getitem__, place[computed].tolist()))
+        order = np.argsort(place)  # that in which all were asked
+        computed, place, here, number = computed[order], place[order], here[order], number[order]
+        samples = self._seen(self.batch([names[i] for i in order.tolist()], start[computed], stop[computed]))
+        stack = self.together.contributions(place.tolist(), samples)
         if len(parts) == 1 and here.all():
             return [stack]
-        number = np.array([number for _, number, *_ in placed])
         share = self.client.privatizer.policy.rows_per_release
         chosen = [np.flatnonzero(np.repeat(here & (number == part), share)) for part in range(len(parts))]
         pick = getattr(stack, "chosen", partial(ChosenContributions, stack))
@@ -170,25 +174,16 @@ class BlockTask:
             return self.client.giver.asked.seen(samples, self.request.public_input)
         return samples
 
-    def _samples(self, placed: Sequence[Placed], here: NDArray[np.bool_]) -> Any:
-        """Return the samples of all clients in one batch, as they are seen by a public input."""
-        chosen = [(self.names[i], some.start, some.stop) for i, _, some, is_here in placed if is_here]
-        names, starts, stops = zip(*chosen, strict=True)
-        samples = self._seen(self.batch(names, np.array(starts), np.array(stops)))
-        if not here.all():
-            sampled = np.repeat(here, self.client.privatizer.policy.batch_size)
-            samples = spread_samples(samples, np.flatnonzero(sampled), len(sampled))
-        return samples
-
-    def _elsewhere(self, placed: Sequence[Placed], parts: Sequence[Part]) -> list[Placed]:
-        """Return the clients that are computed elsewhere: only their places are known."""
+    def _elsewhere(self, placed: NDArray[np.intp], parts: Sequence[Part]) -> NDArray[np.intp]:
+        """Return the places of the clients that are computed elsewhere: nothing else is known of them."""
         if len(placed) < sum(len(part.rows) for part in parts):
             raise ConfigurationError(
                 "Expected every client to answer, as its cap and its samples allow, but one refused: use one worker.",
                 kind="refused",
             )
-        known = {place for place, *_ in placed}
-        return [(place, -1, slice(0), False) for place in range(len(self.names)) if place not in known]
+        missing = np.ones(len(self.names), bool)
+        missing[placed] = False
+        return missing.nonzero()[0]
 
 
 def stacked_samples(parts: Sequence[tuple[Any, slice]]) -> Any:
@@ -219,22 +214,6 @@ def _no_batch(found: Any) -> ConfigurationError:
         f"Expected batches of arrays, in tuples or by name, got {type(found).__name__}; use another engine.",
         kind="wrong-type",
     )
-
-
-def spread_samples(samples: Any, places: NDArray[np.intp], count: int) -> Any:
-    """Return a batch of ``count`` samples, the given ones in their places and zeros in all others."""
-    if isinstance(samples, tuple):
-        return tuple(spread_samples(part, places, count) for part in samples)
-    if isinstance(samples, Mapping):
-        return {name: spread_samples(part, places, count) for name, part in samples.items()}
-    if not isinstance(samples, np.ndarray):
-        raise ConfigurationError(
-            f"Expected a batch of arrays, in tuples or by name, got {type(samples).__name__}; use one worker.",
-            kind="wrong-type",
-        )
-    spread = np.zeros((count, *samples.shape[1:]), samples.dtype)
-    spread[places] = samples
-    return spread
 
 
 logger = logging.getLogger(__name__)

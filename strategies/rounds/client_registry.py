@@ -37,6 +37,10 @@ def by_length_and_name(name: str) -> tuple[int, str]:
     return len(name), name
 
 
+_MOST_DIGITS = 20
+"""No number of a client has more."""
+
+
 class NumberedNames(Sequence[str]):
     """The names "0" to "M - 1" of simulated clients, or an ascending range of them, each made when it is looked at."""
 
@@ -65,10 +69,14 @@ class NumberedNames(Sequence[str]):
         return list(map(str, places if (first, step) == (0, 1) else [first + step * place for place in places]))
 
     def __contains__(self, name: object) -> bool:
-        # Only what str() writes: no sign, no leading zero, and no digits of other scripts.
-        if not isinstance(name, str) or not (name.isascii() and name.isdigit()):
+        if not isinstance(name, str) or len(name) > _MOST_DIGITS:
             return False
-        return len(name) <= len(str(self.numbers.stop)) and str(int(name)) == name and int(name) in self.numbers
+        try:
+            number = int(name)
+        except ValueError:
+            return False
+        # Only what str() writes: no sign, no leading zero, and no digits of other scripts.
+        return number in self.numbers and str(number) == name
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, NumberedNames):

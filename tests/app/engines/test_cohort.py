@@ -11,7 +11,7 @@ from murmurfl.app.runs.experiment import prepare
 from murmurfl.clients import Cohort, Mu2Client, PrivateClient
 from murmurfl.clients.adapters.per_sample_gradients import combined_gradients
 from murmurfl.clients.simulation import cohort_clients as cohort
-from murmurfl.clients.simulation.cohort_clients import spread_samples, stacked_samples
+from murmurfl.clients.simulation.cohort_clients import stacked_samples
 from murmurfl.privacy import (
     ConfigurationError,
     MemoryLedger,
@@ -185,12 +185,11 @@ class NamedSamples(list):
         return {"words": numbers[:, None], "mask": numbers > 1}, numbers
 
 
-def test_samples_with_inputs_by_name_are_stacked_and_spread():
+def test_samples_with_inputs_by_name_are_stacked():
     inputs, labels = stacked_samples([(NamedSamples(), slice(0, 2)), (NamedSamples(), slice(3, 4))])
     assert inputs["words"].tolist() == [[0], [1], [3]]
     assert inputs["mask"].tolist() == [False, False, True]
-    spread, places = spread_samples((inputs, labels), np.array([0, 2, 3]), 4)
-    assert (spread["words"].tolist(), places.tolist()) == ([[0], [0], [1], [3]], [0, 0, 1, 3])
+    assert labels.tolist() == [0, 1, 3]
 
 
 def test_the_row_cache_keeps_what_fits_and_forgets_the_oldest():

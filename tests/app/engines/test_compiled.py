@@ -184,6 +184,7 @@ def test_a_run_is_the_same_with_and_without(monkeypatch):
     made, used = [], []
     for least in (1 << 62, 1):
         monkeypatch.setattr(compiled, "WORTH_COMPILING", least)
+        monkeypatch.setattr(compiled, "WORTH_LOADING", least)
         used.append(worth_compiling(prepare(config)))
         made.append(run_cohort(config))
     assert used == [False, True]
@@ -191,10 +192,12 @@ def test_a_run_is_the_same_with_and_without(monkeypatch):
     assert made[0].strategy.history == made[1].strategy.history
 
 
-def test_only_long_runs_are_worth_it():
+def test_only_long_runs_are_worth_it(monkeypatch):
     experiment = prepare(RunConfig(num_rounds=6))
-    assert not worth_compiling(experiment)
-    assert worth_compiling(replace(experiment, num_rounds=1 << 20))
+    for is_kept in (False, True):
+        monkeypatch.setattr(compiled, "are_kept", lambda is_kept=is_kept: is_kept)
+        worth = [worth_compiling(replace(experiment, num_rounds=rounds)) for rounds in (6, 1 << 12, 1 << 20)]
+        assert worth == [False, is_kept, True]
 
 
 def spread_words(step):
