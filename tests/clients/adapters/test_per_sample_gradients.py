@@ -51,6 +51,22 @@ def test_without_a_pull_nothing_is_other_than_without_one():
     assert np.array_equal(written(pulled, 40, 24), written(plain, 40, 24))
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_chosen_rows_are_those_of_all_to_the_last_bit(bias):
+    generator = np.random.Generator(np.random.Philox(key=3))
+    residuals, features, pull = (generator.normal(size=size) for size in ((6, 3), (6, 20), (3, 20)))
+    rows = np.array([4, 0, 5])
+    for kind, more in ((OuterProducts, ()), (PulledOuterProducts, (pull,))):
+        everything = kind(residuals, features, *more, bias=bias)
+        some = everything.chosen(rows)
+        assert some.norms().tobytes() == everything.norms()[rows].tobytes()
+        for place, row in enumerate(rows):
+            one, other = np.empty((2, 60 + 3 * bias))
+            some.write(place, 0.7, one)
+            everything.write(row, 0.7, other)
+            assert one.tobytes() == other.tobytes()
+
+
 class MeasuresWhatIsLeft(PulledOuterProducts):
     """Bug: the square of a norm by its three parts alone, whatever is lost when they cancel."""
 
