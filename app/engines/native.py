@@ -166,7 +166,9 @@ def _folders() -> Iterator[Path]:
         yield Path(folder)
         return
     yield Path(__file__).parent / "__pycache__"
-    yield Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "murmurfl"
+    with suppress(RuntimeError):  # a user without a home
+        cache = os.environ.get("XDG_CACHE_HOME")
+        yield (Path(cache) if cache else Path.home() / ".cache") / "murmurfl"
 
 
 def _file(name: str, kind: str) -> str:
