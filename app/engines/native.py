@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy.noise import fast_pairs
+from ...privacy.noise import MARK, ROUNDER, fast_pairs
 
 ARGUMENTS = {
     "cancelling": "rnnnnnddbrqq",
@@ -156,7 +156,8 @@ def _digest() -> str:
     binding.initialize_native_asmprinter()
     processor = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten(), binding.get_default_triple()
     source = Path(__file__).with_name("kernels.py").read_bytes()
-    parts = source, sorted(ARGUMENTS.items()), version("numba"), version("llvmlite"), processor
+    constants = sorted(ARGUMENTS.items()), int(MARK), float(ROUNDER)
+    parts = source, constants, version("numba"), version("llvmlite"), processor
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
