@@ -35,6 +35,9 @@ from .compiled import compiled_rows, worth_compiling
 DEFAULT_ROW_CACHE_MIB = 256.0
 """Memory for noise rows until they are removed again, in MiB; rows beyond it are regenerated."""
 
+_MOST_NAMED = 1 << 16
+"""Clients of which a set is kept, which is faster to look into than a range of names."""
+
 
 class ExperimentKinds:
     """Groups of like clients of an experiment: equal policies, and a method that makes their clients alike."""
@@ -102,7 +105,10 @@ class CohortClients:
         self._kinds = kinds if ledgers is None and kinds.alike else None
         self._here: Collection[str] | None = None
         if clients is not None:
-            self._here = NumberedNames(clients) if isinstance(clients, range) else frozenset(map(str, clients))
+            if isinstance(clients, range) and len(clients) > _MOST_NAMED:
+                self._here = NumberedNames(clients)
+            else:
+                self._here = frozenset(map(str, clients))
         self.cohort = Cohort(
             NumberedNames(experiment.config.num_clients),
             lambda name: experiment.client(int(name), own(int(name)), rows),
