@@ -273,10 +273,10 @@ def native_code(compiled_loop: Any, name: str) -> bytes | None:
             function.linkage = "internal"
             function.add_function_attribute("alwaysinline")
     processor, features = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
-    target = binding.Target.from_default_triple()
-    machine = target.create_target_machine(cpu=processor, features=features, opt=3, reloc="pic")
-    builder = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=3))
+    kind = binding.Target.from_default_triple()
+    target = kind.create_target_machine(cpu=processor, features=features, opt=3, reloc="pic")
+    builder = binding.create_pass_builder(target, binding.create_pipeline_tuning_options(speed_level=3))
     builder.getModulePassManager().run(module, builder)
     needed = {one.name for one in module.functions if one.is_declaration and not one.name.startswith("llvm.")}
     alone = needed <= {"memcpy", "memmove", "memset"} and sys.platform != "win32"  # which has other object files
-    return machine.emit_object(module) if alone else None
+    return target.emit_object(module) if alone else None

@@ -118,8 +118,8 @@ def _loaded(name: str, letters: str, kind: str) -> int:
             with suppress(OSError):
                 _keep(folder / _file(name, kind), code)
                 break
-    machine = binding.Target.from_default_triple().create_target_machine()
-    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+    target = binding.Target.from_default_triple().create_target_machine()
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), target)
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _OWNERS.append(engine)
