@@ -127,7 +127,7 @@ def _loaded(name: str, letters: str, kind: str) -> int:
 
 
 _OWNERS: list[Any] = []
-"""What owns native code, which is used until the process ends."""
+"""Owners of native code that is used until the process ends."""
 
 
 def _made(name: str, letters: str, kind: str) -> tuple[Any, bytes | None]:
