@@ -204,18 +204,18 @@ def draft_of_rows(
     ]
     if not apart:
         columns = [replace(one, warnings=(*one.warnings, *about_site(one.name))) for one in columns]
-    target, notes = drafted_label(counted[label], decimal, codes)
-    dimension = usual_dimension(len(rows), max(len(target.names), 2), mu)
-    about = f"texts, as {dimension:,} hashed n-grams of words and characters"
-    columns += [ColumnDraft(name, Column(kind="text", dimension=dimension), about) for name in text]
-    kept = {one.name: one.column for one in columns if one.column is not None}
-    if not kept:
+    if not text and all(one.column is None for one in columns):
         why = "; ".join(f"{one.name}: {one.reason}" for one in columns[:_MOST_SAID]) or "no other"
         many = f"{len(rows):,} row{'s' * (len(rows) != 1)}"
         raise ConfigurationError(
             f"Expected a column beside {label!r} in {table} with values to learn from, got none in {many} ({why}).",
             kind="missing",
         )
+    target, notes = drafted_label(counted[label], decimal, codes)
+    dimension = usual_dimension(len(rows), max(len(target.names), 2), mu)
+    about = f"texts, as {dimension:,} hashed n-grams of words and characters"
+    columns += [ColumnDraft(name, Column(kind="text", dimension=dimension), about) for name in text]
+    kept = {one.name: one.column for one in columns if one.column is not None}
     schema = Schema(columns=kept, label=target, owner=owner, decimal=decimal, **written)
     set_apart = {**dict.fromkeys(apart, _OF_SITE), **({owner: _OF_OWNER} if owner else {})}
     return Draft(schema, columns, notes, [*_about_file(schema), *copies], set_apart)
