@@ -249,7 +249,8 @@ def table(document: Mapping[str, Any]) -> str:
         "replacement of one sample of one client, against the server and everybody else; independent noise of each "
         "client; over all releases of a run. Under sums this holds if one helper and 10 clients of each sum are "
         "honest. In both central columns it is against everybody but the trusted server, which adds the noise. Models "
-        "without noise and sites alone have none; a site's penalty was chosen on the test set, which favours it."
+        "without noise and sites alone have none; a site's penalty was chosen on the test set, which favours it. "
+        "With a network a site alone is the first of ten."
     )
     heading = (
         "| data | features or network | epsilon | untrusted | sums | central | DP-SGD | no noise | one site alone |"
@@ -259,6 +260,8 @@ def table(document: Mapping[str, Any]) -> str:
         for features, found in by_features.items():
             for epsilon in EPSILONS:
                 shown = [_shown(found.get(method, {}).get(f"{epsilon:g}", {})) for method in METHODS]
+                if features in OF_NETWORKS and not any(shown):
+                    continue
                 shown += [_shown(found.get(method, {}).get("0", {})) for method in ("no noise", "alone")]
                 lines.append(f"| {data} | {features} | {epsilon:g} | {' | '.join(shown)} |")
     return "\n".join(lines)

@@ -183,6 +183,14 @@ def test_the_table_of_coalitions_names_no_guarantee_against_a_trusted_server():
     assert trusted["readers of the model"] == "1"
 
 
+def test_networks_have_cells_of_their_own_beside_frozen_features():
+    data = "digits, 1,797 images"
+    cells = list(images.cells([data, "docstrings, 2,100 texts"], networks=True))
+    assert {(one, features) for one, features, _, _ in cells} == {(data, network) for network in images.OF_NETWORKS}
+    assert {epsilon for *_, epsilon in cells} == {0.0, 3.0, 8.0}
+    assert 85 < images.measured(data, images.NETWORK, "alone", 0.0, 0) < 97, "a tenth of the images, without noise"
+
+
 def test_images_are_measured_cell_by_cell_and_shown_with_their_error():
     data = "digits, 1,797 images"
     assert images.measured(data, "soft-gradients", "central", 3.0, 0) > 85

@@ -37,6 +37,10 @@ _SUMS_ALONE = ("trusted-server", "secure-aggregation")
 _FULL_BATCH, _TRUSTED = "full-batch", "trusted-full-batch"
 
 
+_PIXELS = "pixels"
+"""Features of images for a network that reads them as they are."""
+
+
 @dataclass(frozen=True)
 class FitArguments:
     """Arguments of :func:`fit` that a rehearsal and a real fit share."""
@@ -60,7 +64,9 @@ class FitArguments:
         asked: dict[str, Any] = {"label": self.label, "site": self.site, "owner": self.owner, "header": self.header}
         rest = dict(self.settings)
         if isinstance(self.table, str | Path) and Path(self.table).expanduser().is_dir():
-            asked["features"] = str(rest.pop("features", ""))  # of images, which are encoded as they are read
+            model = by_key(rest, run_keys()).get("model", "")
+            usual = _PIXELS if model and registry("model")[str(model)].reads_pixels else ""
+            asked["features"] = str(rest.pop("features", usual))  # of images, which are encoded as they are read
             asked["mu"] = self._mu_of_sum()
         elif self.text:
             asked["mu"] = self._mu_of_sum()

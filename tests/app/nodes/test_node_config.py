@@ -12,6 +12,7 @@ from murmurfl.app import client_app
 from murmurfl.app.data.table_task import folder_schema
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.loopback import toml_document
+from murmurfl.app.models import make_model
 from murmurfl.app.nodes.connection import Connection
 from murmurfl.app.nodes.node_app import describe, read_node
 from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig, configured_client
@@ -33,6 +34,7 @@ from murmurfl.clients.records.drafting import document
 from murmurfl.clients.records.image_folders import ImageFolder
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, SystemKeys, gdp_mu, protocol
 from murmurfl.privacy.files import write_private
+from murmurfl.privacy.release.clipping import RowBound
 from murmurfl.privacy.setting import by_key, settings_of
 
 from tests.harness.clients import training_config
@@ -364,6 +366,25 @@ def test_a_node_reads_texts_and_images_and_a_strange_one_counts_as_zero(tmp_path
         expected += gradient * min(1.0, 2.0 / np.linalg.norm(gradient))
     assert sent == pytest.approx(np.concatenate([expected[:, :-1].ravel(), expected[:, -1]]), abs=0.1)
     assert np.abs(expected).max() > 0.3
+
+
+def test_a_nodes_network_averages_augmentations_in_a_process_of_its_own(tmp_path, hushed_noise):
+    SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
+    own = {"model": "group-norm-cnn", "model.augmentations": 2, "num-partitions": 120}
+    config = NodeConfig.read(write(tmp_path, {**BASE, **FULL_BATCH, **own}))
+    client = config.make_client()
+    plain, model = (make_model("group-norm-cnn", 64, 10, augmentations=number) for number in (1, 2))
+    generator = np.random.Generator(np.random.Philox(key=5))
+    point = [
+        values + 0.3 * generator.standard_normal(values.shape, np.float32) for values in model.initial_parameters(1)
+    ]
+    content = {"arrays": ArrayRecord(point), "config": ConfigRecord(training_config())}
+    reply = ask_real_node(numpy_client_app(lambda context: client), RecordDict(content))
+    assert not reply.has_error(), reply.error
+    sent = np.concatenate([array.numpy().ravel() for array in reply.content["arrays"].values()])
+    samples = config.load_samples()[0][:]
+    expected, other = (RowBound(2.0).total(one(point, samples), model.num_parameters) for one in (model, plain))
+    assert np.abs(sent - expected).max() < 0.1 < np.abs(sent - other).max()
 
 
 @pytest.mark.parametrize("task", ["package.module:load", "schema.toml"])
