@@ -93,6 +93,29 @@ def test_real_fit_of_a_folder_treats_a_strange_file_as_zero(tmp_path, capfd):
     assert "no image" not in seen[1][0]
 
 
+@pytest.mark.parametrize("columns", [("note",), ("note", "age")])
+def test_real_fit_of_texts_shows_nothing_of_a_strange_one(tmp_path, capfd, columns):
+    seen = []
+    schema = tmp_path / "schema.toml"
+    for number, note in enumerate((b"fever", b"", b"\xff\xfe", b"x" * 300_000, b"\xed\xa0\x80", b"1e999", b'a"b')):
+        file = tmp_path / f"{number}" / "notes.csv"
+        file.parent.mkdir()
+        rows = [[row["note"].replace(",", "").encode(), b"%d" % row["age"], row["ill"].encode()] for row in visits(60)]
+        rows[7][0] = note
+        lines = [b"note,age,ill", *map(b",".join, rows)]
+        if len(columns) == 1:
+            lines = [b"note,ill", *(b",".join(row[::2]) for row in rows)]
+        file.write_bytes(b"\n".join(lines) + b"\n")
+        if not number:
+            drafted = fit(file, label="ill", text="note", epsilon=8, clients=2, **SETTINGS).table.schema
+            schema.write_text(document(drafted.model_copy(update={"reviewed": True})))
+        capfd.readouterr()
+        result = fit(file, schema=schema, real=True, epsilon=8, strategy="trusted-full-batch", num_rounds=3)
+        assert (result.outcome.centring is not None) == (len(columns) == 1)
+        seen.append((str(result).replace(f"{tmp_path}/{number}", ""), capfd.readouterr(), result.guarantee.epsilon))
+    assert all(one[1:] == seen[0][1:] for one in seen)
+
+
 def test_folder_that_a_ledger_knows_may_not_change(tmp_path, monkeypatch):
     secrets = []
 

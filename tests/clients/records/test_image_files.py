@@ -167,6 +167,9 @@ def test_every_mode_becomes_three_bytes_a_pixel():
     assert decoded(packed(colours.convert("LA"))).shape == (16, 20, 3)
     assert decoded(packed(colours.convert("CMYK"), "JPEG")).shape == (16, 20, 3)
     assert np.array_equal(decoded(packed(colours, "WEBP", lossless=True)), GRADIENT)
+    for form in ("PNG", "WEBP"):  # of an animation the first picture counts
+        moving = packed(colours, form, lossless=True, save_all=True, append_images=[Image.new("RGB", (20, 16), "red")])
+        assert np.array_equal(decoded(moving), GRADIENT)
 
 
 @pytest.mark.parametrize("turn", range(1, 9))
