@@ -90,7 +90,14 @@ def division(state, by):
 
 
 def test_an_interrupted_run_leaves_no_process_and_no_half_result(tmp_path, nothing_left):
-    settings = ["batch-size=1", "evaluate-every=1000", "noise-quality=fast", "mechanism=blt", "passes=500"]
+    settings = [
+        "strategy=mu2",
+        "batch-size=1",
+        "evaluate-every=1000",
+        "noise-quality=fast",
+        "mechanism=blt",
+        "passes=500",
+    ]
     command = [sys.executable, "-m", "murmurfl.app", "run", "--engine", "cohort", "--workers", "2", "--name", "x"]
     command += [word for setting in settings for word in ("--set", setting)]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
