@@ -6,6 +6,7 @@ import torch
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.models import make_model
 from murmurfl.app.models.image_networks import augmented
+from murmurfl.app.models.torch_networks import own_model
 from murmurfl.app.settings.layers import with_defaults
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients.adapters.per_sample_gradients import stacked_gradients
@@ -122,6 +123,18 @@ def test_a_real_clients_process_computes_the_same_means():
         assert np.abs(model(point, batch) - simulated).max() < 1e-5
     finally:
         model.wrapped.process.close()
+
+
+def test_a_module_of_ones_own_has_augmentations_where_its_inputs_are_square_images():
+    def own(width):
+        return own_model(lambda features, classes: torch.nn.Linear(features, classes), "mine:make").make(width, 3, 1.0)
+
+    point, batch = trained(own(25)), (images(2, 25), np.array([0, 2]))
+    assert np.abs(own(25).with_augmentations(4)(point, batch) - own(25)(point, batch)).max() > 1e-2
+    with raises(ConfigurationError, "conflict", "model.augmentations"):
+        own(26).with_augmentations(4)
+    with raises(ConfigurationError, "unsupported", "model.augmentations"):
+        make_model("cnn", 196, 3, augmentations=4)
 
 
 def test_a_run_with_the_network_reads_pixels_unless_it_says_otherwise():

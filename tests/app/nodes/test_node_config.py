@@ -111,6 +111,7 @@ def forget(monkeypatch):
         ),
         ({**FULL_BATCH, "mechanism": "cancelling"}, "Expected mechanism 'independent' for full batches"),
         ({"mechanism": "none"}, "Expected mechanism to be a known name"),
+        ({"model.augmentations": 2}, "Expected model.augmentations to be 0 with a model that is no network of images"),
         ({"strategy": "trusted-mu2", "passes": 3}, "Expected passes to be 1 with strategy = 'trusted-mu2'"),
         ({"noise-quality": "fast"}, "Expected known node-config keys, got noise-quality"),
         ({"samples": "mine.npz"}, "Expected task to be set, or `samples`, and not both"),
