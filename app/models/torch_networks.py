@@ -33,7 +33,6 @@ from ...privacy.release.clipping import DenseContributions
 from ...privacy.release.tables import PRIVATE
 from ...privacy.setting import refusal
 from ..settings.run_keys import RunKeys
-from .image_networks import ImageShape, augmented, group_norm_network
 from .model import SAMPLES_AT_A_TIME, Batch, Model, ModelKind, Parameters, Recipe, uniform_parameters
 
 if TYPE_CHECKING:
@@ -397,6 +396,8 @@ class TorchModel(_InPyTorch):
         example = np.zeros((1, num_features), np.float32), np.zeros(1, np.int64)
         augment = None
         if augmentations > 1:
+            from .image_networks import ImageShape, augmented
+
             ImageShape.of(num_features, setting="model.augmentations")
             augment = partial(augmented, number=augmentations)
         loss = torch.nn.functional.cross_entropy
@@ -457,11 +458,11 @@ class ImageNetwork(Network):
     keys = Network.keys | {"model.augmentations"}
     reads_pixels = True
 
-    def __init__(self, name: str, sentence: str, module: Callable[[int, int], torch.nn.Module]) -> None:
+    def __init__(self, name: str, sentence: str) -> None:
         def model(num_features: int, num_classes: int) -> Model:
-            def make() -> torch.nn.Module:
-                return module(num_features, num_classes)
+            from .image_networks import group_norm_network  # nodes without networks load as little as they can
 
+            make = partial(group_norm_network, num_features, num_classes)
             return TorchModel(make(), num_features, num_classes, make)
 
         super().__init__(name, sentence, model)
@@ -483,7 +484,7 @@ class ImageNetwork(Network):
 NETWORKS = (
     Network("mlp", "a perceptron with one hidden layer of 32 tanh units, in PyTorch", MultilayerPerceptron),
     Network("cnn", "two convolutions and three dense layers, in PyTorch (zhang-2025)", ConvolutionalNetwork),
-    ImageNetwork("group-norm-cnn", "two convolutions with group norm for images from 8 x 8", group_norm_network),
+    ImageNetwork("group-norm-cnn", "two convolutions with group norm for images from 8 x 8"),
 )
 
 
