@@ -330,6 +330,8 @@ def normal_pieces(
     :func:`fast_pairs` would make; ``exact`` ones are always made here.
     """
     together, width = max(_NORMALS_OF_A_PIECE // max(size, 1), 1), 2 * _BLOCK_PAIRS
+    if together < len(keys) <= 2 * together and size <= width:
+        together = len(keys)  # rather than two pieces
     room = np.empty(min(together, len(keys)) * min(size + size % 2, width), _DTYPES[quality])
     for first in range(0, len(keys), together):
         chosen = slice(first, min(first + together, len(keys)))
@@ -449,7 +451,7 @@ FINEST_GRID = 2.0**-25
 _MISSED = 2.0**-20  # the share of delta that may be charged for the range
 _RESOLUTION = 2.0**-51
 
-_MOST_KEPT_BYTES = 1 << 20
+_MOST_KEPT_BYTES = 1 << 21
 
 Words = NDArray[np.uint64]
 Tail = Callable[[int, int], NDArray[np.uint64]]

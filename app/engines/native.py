@@ -49,7 +49,7 @@ class Loop:
 
     def __call__(self, first: NDArray[Any], *others: Any) -> None:
         function = self._functions.get(first.dtype) or self._loaded(first.dtype)
-        function(address(first), *[address(one) if isinstance(one, np.ndarray) else one for one in others])
+        function(address(first), *[address(one) if type(one) is np.ndarray else one for one in others])
 
     def _loaded(self, kind: np.dtype[Any]) -> Callable[..., None]:
         letters = ARGUMENTS[self._name]
@@ -63,7 +63,10 @@ class Loop:
 def address(array: NDArray[Any]) -> int:
     """Return where the memory of an array begins; it must be contiguous, and one that may be written to."""
     # In a quarter of the time of array.ctypes.
-    return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
+    return _addressof(_from_buffer(array))  # type: ignore[arg-type]
+
+
+_addressof, _from_buffer = ctypes.addressof, ctypes.c_char.from_buffer
 
 
 class Loops:
