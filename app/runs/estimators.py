@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -139,7 +140,7 @@ class _PrivateEstimator(BaseEstimator, ABC):
         _check_schema(made.schema, table)
         found = ReadTable("table", table, made.schema, named is None, made.left_out, (), made.warnings)
         seed = int(check_random_state(self.random_state).randint(1, 2**31 - 1))
-        own = own_keys(self._arguments(table, {"seed": seed}), made.schema)
+        own = own_keys(self._arguments(table, {"seed": seed}), made.schema, len(table))
         many = 0 if site_name else self.clients
         self.result_ = rehearsed_once(found, own, site_name, many, held_out_share=self.validation_fraction)
         self.model_, self.is_real_ = self.result_.model, False
@@ -186,7 +187,7 @@ class _PrivateEstimator(BaseEstimator, ABC):
         if not len(table):
             raise ConfigurationError("Expected rows in X, got none.", kind="out-of-range", setting="X")
         found = ReadTable("table", table, schema, False, {})
-        own = own_keys(self._arguments(table, {}), schema)
+        own = own_keys(replace(self._arguments(table, {}), clients=1), schema, len(table))
         ledger = Path(self.ledger or "").expanduser()
         budget = 0.0 if ledger.exists() else self.budget
         self.result_ = run_sealed(

@@ -12,6 +12,7 @@ from ...clients.records.encoders import N_GRAMS
 from ...clients.records.schema import Column, Schema
 from ...privacy.accounting.gdp import gdp_mu
 from ...privacy.errors import ConfigurationError
+from ...privacy.queries.mean_of_features import CENTRING_SHARE
 from ...privacy.release.tables import POISSON, PRIVATE, SHUFFLED
 from ...privacy.setting import Value, by_key
 from ..data.table_task import ReadTable
@@ -35,6 +36,8 @@ DECLARED = ("partition", "partition.alpha", "partition.classes")
 """Keys by which rows are dealt to clients in a rehearsal, where no column says whose they are."""
 _SUMS_ALONE = ("trusted-server", "secure-aggregation")
 _FULL_BATCH, _TRUSTED = "full-batch", "trusted-full-batch"
+_LONGEST_NOISE = 0.7
+"""Length of the noise on a mean of rows of length 1 from which rows are better left where they are."""
 
 
 _PIXELS = "pixels"
@@ -71,7 +74,12 @@ class FitArguments:
         elif self.text:
             asked["mu"] = self._mu_of_sum()
         found = ReadTable.of(self.table, schema=self.schema, text=self.text, **asked)
-        return found, own_keys(replace(self, settings=rest), found.schema)
+        return found, own_keys(replace(self, settings=rest), found.schema, len(found.rows))
+
+    def leaves_mean(self, schema: Schema, samples: int) -> bool:
+        """Return True if the noise on a mean of encoded rows, of length 1, would be longer than what it is for."""
+        noise = 2.0 * math.sqrt(schema.num_features / CENTRING_SHARE) / (self._mu_of_sum() * max(samples, 1))
+        return noise > _LONGEST_NOISE
 
     def _mu_of_sum(self) -> float:
         """Return the mu that a sum of all clients would have by the noise in it, for a choice among features."""
@@ -82,8 +90,8 @@ class FitArguments:
         return float(asked) / (1.0 if self.trust in _SUMS_ALONE else math.sqrt(clients))
 
 
-def own_keys(asked: FitArguments, schema: Schema) -> dict[str, Value]:
-    """Return the run-config keys that are asked for, checked."""
+def own_keys(asked: FitArguments, schema: Schema, samples: int) -> dict[str, Value]:
+    """Return the run-config keys that are asked for, checked; ``samples`` is the number of rows of all clients."""
     epsilon, trust, evaluate, scale = asked.epsilon, asked.trust, asked.evaluate, asked.scale
     of_numbers = schema.num_classes == 1
     given_keys = by_key(asked.settings, run_keys())
@@ -92,7 +100,8 @@ def own_keys(asked: FitArguments, schema: Schema) -> dict[str, Value]:
     secret = own.get("batch-selection") in (SHUFFLED, POISSON)  # a mean shows every sample
     strategies = registry("strategy")
     able = str(own["strategy"]) not in strategies or strategies[str(own["strategy"])].centres
-    if "centring" not in given_keys and (secret or not able):
+    sets = any(name.startswith("centring") for name in given_keys)
+    if not sets and (secret or not able or asked.leaves_mean(schema, samples)):
         own.pop("centring", None)
     if not schema.owner and own.get("samples-per-owner"):
         raise ConfigurationError(

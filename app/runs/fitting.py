@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -188,7 +189,7 @@ def _for_real(
             kind="conflict",
             setting="schema",
         )
-    found, own = asked.settled()
+    found, own = replace(asked, clients=1).settled()
     _check_places(found.schema, own, owners)
     share = SCALING_SHARE if asked.scale else 0.0
     where = ledger_of(Path(asked.table).expanduser(), ledger)

@@ -66,7 +66,7 @@ def test_features_of_a_folder_follow_from_epsilon_and_its_public_size(tmp_path):
     for epsilon in (1, 80):
         result = fit(folder, epsilon=epsilon, clients=2, trust="secure-aggregation", **SETTINGS)
         encoders.append(result.table.schema.columns["image"].encoder)
-        assert result.outcome.centring is not None
+        assert (result.outcome.centring is not None) == (epsilon == 80)  # a mean of 60 rows is noise at epsilon 1
     assert encoders == ["colour-24", "colour"]
     with_image = photos(tmp_path / "other", per_class=31)
     (with_image / "dog" / "030.png").unlink()
@@ -110,7 +110,12 @@ def test_real_fit_of_texts_shows_nothing_of_a_strange_one(tmp_path, capfd, colum
             drafted = fit(file, label="ill", text="note", epsilon=8, clients=2, **SETTINGS).table.schema
             schema.write_text(document(drafted.model_copy(update={"reviewed": True})))
         capfd.readouterr()
-        result = fit(file, schema=schema, real=True, epsilon=8, strategy="trusted-full-batch", num_rounds=3)
+        own = {
+            "strategy": "trusted-full-batch",
+            "num_rounds": 3,
+            **({"centring": "private"} if len(columns) == 1 else {}),
+        }
+        result = fit(file, schema=schema, real=True, epsilon=8, **own)
         assert (result.outcome.centring is not None) == (len(columns) == 1)
         seen.append((str(result).replace(f"{tmp_path}/{number}", ""), capfd.readouterr(), result.guarantee.epsilon))
     assert all(one[1:] == seen[0][1:] for one in seen)
@@ -168,14 +173,14 @@ def test_text_is_learnt_alone_and_next_to_other_columns(tmp_path, columns):
     assert model.predict([{"note": "fever, cough", **rest}, {"note": "all well", **rest}]).tolist() == ["yes", "no"]
 
 
-def test_dimension_of_texts_follows_from_epsilon_and_public_sizes(tmp_path):
-    table = visits()
+def test_dimension_and_centring_of_texts_follow_from_epsilon_and_public_sizes(tmp_path):
+    table = [{"note": row["note"], "ill": row["ill"]} for row in visits()]
     found = []
     for trust, epsilon, clients in (("secure-aggregation", 1, 5), ("secure-aggregation", 8, 5), ("", 8, 20)):
         asked = {"epsilon": epsilon, "clients": clients, "trust": trust}
         result = fit(table, label="ill", text="note", **asked, **SETTINGS)
-        found.append(result.table.schema.columns["note"].dimension)
-    assert found == [256, 512, 256]
+        found.append((result.table.schema.columns["note"].dimension, result.outcome.centring is not None))
+    assert found == [(256, False), (512, True), (256, False)]
     other = [{**row, "note": "another text"} for row in table]
     drafts = [draft_of_rows(table_rows(rows), "", label="ill", text=["note"], mu=1.0) for rows in (table, other)]
     assert drafts[0].schema.columns["note"] == drafts[1].schema.columns["note"]
