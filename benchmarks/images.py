@@ -21,6 +21,7 @@ import argparse
 import ast
 import json
 import logging
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,10 +37,11 @@ from murmurfl.app import simulate
 from murmurfl.app.data.built_in_tasks import read_cifar10, read_mnist
 from murmurfl.app.data.features import FEATURES
 from murmurfl.app.data.task import Dataset, Task
+from murmurfl.app.runs.fit_arguments import mean_is_noise
 from murmurfl.app.settings.registry import registry
-from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.clients.records.encoders import HashedNGrams
-from murmurfl.privacy import derived_seed
+from murmurfl.privacy import derived_seed, gdp_mu
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
@@ -47,6 +49,7 @@ from sklearn.linear_model import LogisticRegression
 DEFAULT = Path(__file__).resolve().parents[1] / "docs" / "results" / "images.json"
 EPSILONS = (0.5, 1.0, 3.0, 8.0)
 SEEDS, SITES, HELD_OUT = 1, 10, 0.2
+DELTA = float(run_keys()["delta"].default)
 PACKAGES = ("numpy", "scipy", "sklearn")
 _EACH, _MNIST, _FEWEST_WORDS, _DOCSTRINGS, _LONGEST = 200, 10_000, 8, 700, 600
 Samples = tuple[NDArray[np.float32], NDArray[np.int64]]
@@ -197,7 +200,10 @@ def measured(data: str, features: str, method: str, epsilon: float, seed: int) -
     noisy = method not in ("no noise", "alone")
     own = dict(METHODS[method], epsilon=epsilon) if noisy else dict(METHODS["central"], mechanism="none")
     if noisy and method != "DP-SGD" and not network:
-        own["centring"] = "private"
+        moved = math.sqrt(2.0) if task.image_shape and FEATURES[features].nonnegative else 2.0
+        mu = gdp_mu(epsilon, DELTA) / (math.sqrt(SITES) if method == "untrusted" else 1.0)
+        noise = mean_is_noise(dataset.num_features, mu, len(dataset.train_labels), moved=moved)
+        own["centring"] = "none" if noise else "private"
     return 100 * float(simulate({**usual, **own}, on_progress=lambda _: None).accuracy or 0.0)
 
 

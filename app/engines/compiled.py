@@ -266,7 +266,7 @@ class _Buffered(CompiledNoise):
             if not start:
                 self._after.append(np.empty((len(omegas), size), kind))
             states = [np.require(state, kind, ["C", "W"]) for state in self._states[row]]
-            where = np.array([address(state) for state in states])
+            where = np.array([address(state, kind) for state in states])
             self._loops.buffered(
                 *(piece.normals[i], start, columns, size, scale, len(omegas), omegas, thetas),
                 *(where, self._after[row], values, made[i]),

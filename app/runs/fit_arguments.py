@@ -70,24 +70,28 @@ class FitArguments:
             model = by_key(rest, run_keys()).get("model", "")
             usual = _PIXELS if model and registry("model")[str(model)].reads_pixels else ""
             asked["features"] = str(rest.pop("features", usual))  # of images, which are encoded as they are read
-            asked["mu"] = self._mu_of_sum()
+            asked["mu"] = self.mu_of_sum()
         elif self.text:
-            asked["mu"] = self._mu_of_sum()
+            asked["mu"] = self.mu_of_sum()
         found = ReadTable.of(self.table, schema=self.schema, text=self.text, **asked)
         return found, own_keys(replace(self, settings=rest), found.schema, len(found.rows))
 
-    def leaves_mean(self, schema: Schema, samples: int) -> bool:
-        """Return True if the noise on a mean of encoded rows, of length 1, would be longer than what it is for."""
-        noise = 2.0 * math.sqrt(schema.num_features / CENTRING_SHARE) / (self._mu_of_sum() * max(samples, 1))
-        return noise > _LONGEST_NOISE
-
-    def _mu_of_sum(self) -> float:
+    def mu_of_sum(self) -> float:
         """Return the mu that a sum of all clients would have by the noise in it, for a choice among features."""
         given = by_key(self.settings, run_keys())
         epsilon = float(given.get("epsilon", 0.0)) or self.epsilon or EPSILON
         asked = given.get("mu") or gdp_mu(epsilon, float(given.get("delta", run_keys()["delta"].default)))
         clients = self.clients or CLIENTS
         return float(asked) / (1.0 if self.trust in _SUMS_ALONE else math.sqrt(clients))
+
+
+def mean_is_noise(num_features: int, mu: float, samples: int, *, moved: float = 2.0) -> bool:
+    """Return True if the noise on the mean of so many rows of length 1 would be longer than what it is for.
+
+    ``mu`` is that of a sum of all clients, and ``moved`` how far one sample moves the sum. All of it is public.
+    """
+    noise = moved * math.sqrt(num_features / CENTRING_SHARE) / (mu * max(samples, 1))
+    return noise > _LONGEST_NOISE
 
 
 def own_keys(asked: FitArguments, schema: Schema, samples: int) -> dict[str, Value]:
@@ -101,7 +105,7 @@ def own_keys(asked: FitArguments, schema: Schema, samples: int) -> dict[str, Val
     strategies = registry("strategy")
     able = str(own["strategy"]) not in strategies or strategies[str(own["strategy"])].centres
     sets = any(name.startswith("centring") for name in given_keys)
-    if not sets and (secret or not able or asked.leaves_mean(schema, samples)):
+    if not sets and (secret or not able or mean_is_noise(schema.num_features, asked.mu_of_sum(), samples)):
         own.pop("centring", None)
     if not schema.owner and own.get("samples-per-owner"):
         raise ConfigurationError(

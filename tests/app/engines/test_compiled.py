@@ -220,6 +220,18 @@ def test_compiled_normals_are_numpys():
     assert made.tobytes() == expected.tobytes()
 
 
+def test_a_loop_refuses_arrays_that_it_would_read_as_others():
+    normals, factors, made = np.ones((1, 3), np.float32), np.ones(1), np.zeros((1, 3), np.int64)
+    for wrong in (
+        (normals, 3, 1, 0, 3, 3, factors.astype(np.float32), made),
+        (normals, 3, 1, 0, 3, 3, factors, made.astype(np.int32)),
+    ):
+        with pytest.raises(TypeError, match="Expected an array of"):
+            loops().independent(*wrong)
+    with pytest.raises(TypeError, match="contiguous"):
+        loops().independent(normals, 3, 1, 0, 3, 3, factors, np.zeros((3, 2), np.int64).T)
+
+
 def test_kept_code_needs_no_numba_and_damaged_code_is_made_anew(tmp_path):
     code = (
         "import sys; import numpy as np; from murmurfl.app.engines.native import loops; made = np.zeros(3, np.int64); "
