@@ -203,7 +203,8 @@ def measured(data: str, features: str, method: str, epsilon: float, seed: int) -
         moved = math.sqrt(2.0) if task.image_shape and FEATURES[features].nonnegative else 2.0
         mu = gdp_mu(epsilon, DELTA) / (math.sqrt(SITES) if method == "untrusted" else 1.0)
         noise = mean_is_noise(dataset.num_features, mu, len(dataset.train_labels), moved=moved)
-        own["centring"] = "none" if noise else "private"
+        by_default = task.image_shape is not None and FEATURES[features].centring == "private"
+        own["centring"] = "none" if noise and not by_default else "private"
     return 100 * float(simulate({**usual, **own}, on_progress=lambda _: None).accuracy or 0.0)
 
 
