@@ -71,12 +71,12 @@ def augmented(rows: torch.Tensor, number: int) -> torch.Tensor:
     channels, side = ImageShape.of(rows.shape[1])
     images = rows.reshape(-1, side, side, channels)
     mirrored = channels > 1
-    shown = []
+    views = []
     for place in range(number):
         down, right = _SHIFTS[place // 2 if mirrored else place]
         moved = _moved(_moved(images, 1, down), 2, right)
-        shown.append(moved.flip(2) if mirrored and place % 2 else moved)
-    return torch.stack(shown, dim=1).reshape(-1, rows.shape[1])
+        views.append(moved.flip(2) if mirrored and place % 2 else moved)
+    return torch.stack(views, dim=1).reshape(-1, rows.shape[1])
 
 
 def _moved(images: torch.Tensor, axis: int, pixels: int) -> torch.Tensor:
