@@ -104,8 +104,9 @@ def own_keys(asked: FitArguments, schema: Schema, samples: int) -> dict[str, Val
     secret = own.get("batch-selection") in (SHUFFLED, POISSON)  # a mean shows every sample
     strategies = registry("strategy")
     able = str(own["strategy"]) not in strategies or strategies[str(own["strategy"])].centres
-    sets = any(name.startswith("centring") for name in given_keys)
-    if not sets and (secret or not able or mean_is_noise(schema.num_features, asked.mu_of_sum(), samples)):
+    usual = "centring" in own and not any(name.startswith("centring") for name in given_keys)
+    noisy = own.get("mechanism") != "none"
+    if usual and (secret or not able or (noisy and mean_is_noise(schema.num_features, asked.mu_of_sum(), samples))):
         own.pop("centring", None)
     if not schema.owner and own.get("samples-per-owner"):
         raise ConfigurationError(

@@ -167,7 +167,8 @@ def usual_dimension(samples: int, num_classes: int, mu: float) -> int:
 
     Notes
     -----
-    The constants were chosen on docstrings of nine packages that are in no table. All arguments are public.
+    The constants were chosen on docstrings of nine packages that are in no table, and moved once, on those, after a
+    look at the table of docs/images.md. All arguments are public.
 
     Examples
     --------
